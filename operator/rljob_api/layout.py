@@ -1,0 +1,72 @@
+"""Layout arithmetic: how many ranks there are and how Megatron splits them. Pure integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .spec import Model, RLJobSpec, Shape
+
+PRESETS = {
+    "tiny": Shape(layers=2, hidden_size=64, attention_heads=4, query_groups=4, ffn_hidden_size=128, vocab_size=64),
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Resolved sizes of the process groups.
+
+    `world = nodes * ranks_per_node`; the dense data-parallel size is `world / (tensor * pipeline * context)`
+    (Megatron's `parallel_state.initialize_model_parallel`), 0 where it does not divide.
+    """
+
+    nodes: int
+    ranks_per_node: int
+    tensor: int
+    pipeline: int
+    context: int
+    expert: int
+    expert_tensor: int
+
+    @property
+    def world(self) -> int:
+        """All ranks."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that hold one copy of the dense model."""
+        return self.tensor * self.pipeline * self.context
+
+    @property
+    def data(self) -> int:
+        """Data-parallel size; 0 when the world is not divisible."""
+        return self.world // self.model_ranks if self.world % self.model_ranks == 0 else 0
+
+
+def layout_of(spec: RLJobSpec) -> Layout:
+    """The layout that the spec describes; unset sizes resolved."""
+    sizes = spec.parallelism
+    trainer = spec.trainer
+    return Layout(
+        nodes=trainer.nodes,
+        ranks_per_node=trainer.gpus_per_node or trainer.ranks_per_node,
+        tensor=sizes.tensor,
+        pipeline=sizes.pipeline,
+        context=sizes.context,
+        expert=sizes.expert,
+        expert_tensor=sizes.expert_tensor or sizes.tensor,
+    )
+
+
+def shape_of(model: Model) -> Shape | None:
+    """The model's sizes with queryGroups resolved; None when only its config.json knows them."""
+    shape = model.shape or (PRESETS[model.preset] if model.preset else None)
+    if shape is None:
+        return None
+    return shape.model_copy(update={"query_groups": shape.query_groups or shape.attention_heads})
+
+
+def in_flight_prompts(spec: RLJobSpec) -> int:
+    """Configured cap on prompts answered at the same time: `promptsPerStep * maxTrajectoryAgeSteps` when unset."""
+    grpo = spec.algorithm.grpo
+    return spec.generation.max_in_flight_prompts or grpo.prompts_per_step * grpo.max_trajectory_age_steps

@@ -1,0 +1,81 @@
+"""Reading RLJob manifests and specs, with every problem as a finding instead of a traceback."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from . import names
+from .findings import Finding
+from .rules import check_name, check_spec
+from .spec import RLJobSpec
+from .supported import check_supported
+
+
+class UnreadableManifestError(ValueError):
+    """The text holds no RLJob at all; the message says why."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a spec came to: the parsed form (None when it does not fit the schema) and all findings."""
+
+    spec: RLJobSpec | None
+    findings: list[Finding]
+
+
+def parse_manifest(text: str) -> dict[str, Any]:
+    """The first RLJob in a YAML text. Raises UnreadableManifestError."""
+    try:
+        documents = [document for document in yaml.safe_load_all(text) if document is not None]
+    except yaml.YAMLError as error:
+        raise UnreadableManifestError(f"not YAML: {' '.join(str(error).split())}") from None
+    for document in documents:
+        if isinstance(document, dict) and document.get("kind") == names.KIND:
+            if document.get("apiVersion") != names.API_VERSION:
+                version = document.get("apiVersion")
+                raise UnreadableManifestError(f"apiVersion is {version!r}; this version reads {names.API_VERSION}")
+            return document
+    raise UnreadableManifestError(f"no object of kind {names.KIND} in it")
+
+
+def judge(name: str, spec: Any) -> Verdict:
+    """All findings on a job's name and raw spec: schema first, then rules, then what is not supported yet."""
+    findings = check_name(name)
+    try:
+        parsed = RLJobSpec.model_validate(_without_nulls(spec))
+    except ValidationError as error:
+        return Verdict(None, findings + [_schema_finding(detail) for detail in error.errors()])
+    return Verdict(parsed, findings + check_spec(parsed) + check_supported(parsed))
+
+
+def _without_nulls(value: Any) -> Any:
+    """The API server drops nulls before it applies defaults; a manifest read from a file is treated alike."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
+    if isinstance(value, list):
+        return [_without_nulls(part) for part in value]
+    return value
+
+
+def _schema_finding(detail: Any) -> Finding:
+    path = "spec"
+    for part in detail["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    message = detail["msg"][:1].lower() + detail["msg"][1:]
+    match detail["type"]:
+        case "extra_forbidden":
+            message = "no such field"
+        case "missing":
+            message = "is required"
+        case _:
+            message = f"{message}; found {_short(detail['input'])}"
+    return Finding("schema", "SpecUnreadable", "error", path, message)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

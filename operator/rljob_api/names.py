@@ -1,0 +1,76 @@
+"""Every name that two parts of the system must agree on: labels, environment variables, ports, paths, derived names."""
+
+from __future__ import annotations
+
+GROUP = "rljob.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "RLJob"
+PLURAL = "rljobs"
+SINGULAR = "rljob"
+SHORT = "rlj"
+
+# A RayCluster's name may have 53 characters (KubeRay refuses longer ones without a status), and KubeRay appends to it.
+MAX_NAME_LENGTH = 40
+
+LABEL_JOB = f"{GROUP}/job"
+LABEL_ATTEMPT = f"{GROUP}/attempt"
+LABEL_UID = f"{GROUP}/uid"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED_BY = "rljob-operator"
+# KubeRay's own label on the pods of a cluster, and its role label.
+LABEL_RAY_CLUSTER = "ray.io/cluster"
+LABEL_RAY_NODE_TYPE = "ray.io/node-type"
+# KubeRay >= 1.6: without it a lost head comes back as an empty Ray that knows no job.
+ANNOTATION_NO_HEAD_RESTART = "ray.io/disable-provisioned-head-restart"
+
+DASHBOARD_PORT = 8265
+PROGRESS_PORT = 8090
+PROGRESS_PORT_NAME = "progress"
+PROGRESS_PATH = "/progress"
+
+ENV_SPEC = "RLJOB_SPEC"
+ENV_NAME = "RLJOB_NAME"
+ENV_NAMESPACE = "RLJOB_NAMESPACE"
+ENV_UID = "RLJOB_UID"
+ENV_ATTEMPT = "RLJOB_ATTEMPT"
+ENV_VOLUME = "RLJOB_VOLUME"
+
+VOLUME_NAME = "rljob-checkpoints"
+VOLUME_MOUNT_PATH = "/rljob/volume"
+
+# Constant: nothing from a spec ever becomes part of a shell string.
+DRIVER_ENTRYPOINT = "python -m rljob_workload.runtime.main"
+
+# Ray's custom resources that place actors: the driver's on the head, the ranks' on worker pods.
+RESOURCE_HEAD = "rljob_head"
+RESOURCE_NODE = "rljob_node"
+RESOURCE_AMOUNT = 100
+
+RAY_VERSION = "2.60.0"
+WORKER_GROUP = "workers"
+
+
+def cluster_name(job: str, attempt: int) -> str:
+    """The RayCluster of one attempt; also the Ray submission id, so that a submission is idempotent."""
+    return f"{job}-{attempt}"
+
+
+def submission_id(job: str, attempt: int) -> str:
+    """Ray's submission id of one attempt: submitting it twice is refused by Ray itself."""
+    return f"{job}-{attempt}"
+
+
+def head_service(cluster: str) -> str:
+    """The head Service that KubeRay creates for a RayCluster."""
+    return f"{cluster}-head-svc"
+
+
+def run_directory(namespace: str, name: str) -> str:
+    """A job's directory below the volume's subPath."""
+    return f"runs/{namespace}/{name}"
+
+
+def checkpoint_directory(step: int, token: int) -> str:
+    """One checkpoint below the run directory: step, then the fencing token that wrote it."""
+    return f"step-{step:06d}-t{token:06d}"

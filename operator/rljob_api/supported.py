@@ -1,0 +1,139 @@
+"""What this version honours. A field set to anything else is refused by name (`NotSupportedYet`), never dropped.
+
+Every leaf of the spec is in exactly one of the two tables, which a test walks. Later versions move rows from the second to
+the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .findings import Finding
+from .spec import RLJobSpec
+
+HONOURED = frozenset(
+    f"spec.{path}"
+    for path in (
+        *(f"trainer.{name}" for name in ("image", "gpuMemory", "seed", "template")),
+        *(f"trainer.{pod}resources.{what}" for pod in ("", "head.") for what in ("cpu", "memory")),
+        "model.preset",
+        *(
+            f"model.shape.{name}"
+            for name in ("layers", "hiddenSize", "attentionHeads", "queryGroups", "ffnHiddenSize", "vocabSize")
+        ),
+        *(f"generation.parallelism.{name}" for name in ("tensor", "pipeline", "context", "expert", "expertTensor")),
+        *(f"generation.{name}" for name in ("maxNewTokens", "maxSequenceLength", "maxRequests", "temperature")),
+        "generation.answerTimeoutSeconds",
+        "generation.maxInFlightPrompts",
+        "generation.kvCache.size",
+        "data.builtin",
+        "data.seed",
+        "data.shuffle",
+        "environment.builtin",
+        "environment.timeoutSeconds",
+        *(f"algorithm.grpo.{name}" for name in ("promptsPerStep", "generationsPerPrompt", "microBatchSize", "steps")),
+        *(f"algorithm.grpo.{name}" for name in ("maxTrajectoryAgeSteps", "learningRate", "clipLow", "clipHigh")),
+        "algorithm.grpo.entropyCoefficient",
+        *(f"validation.{name}" for name in ("everySteps", "prompts", "stopAtReward")),
+        "checkpoint.volume.claimName",
+        "checkpoint.volume.subPath",
+        "checkpoint.everySteps",
+        "checkpoint.keepLast",
+        "prompts.maxSkipped",
+        "prompts.retryBudget",
+        *(f"failurePolicy.{name}" for name in ("maxRestarts", "backoffSeconds", "maxBackoffSeconds")),
+        "failurePolicy.resetAfterProgress",
+        *(f"deadlines.{name}" for name in ("provisioningSeconds", "firstStepSeconds", "stallSeconds")),
+        "deadlines.saveSeconds",
+        "deadlines.handoverSeconds",
+        "ttlSecondsAfterFinished",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Partly:
+    """A field of which this version honours some values only."""
+
+    honours: Callable[[Any], bool]
+    would_do: str
+
+
+def _only(*values: object) -> Partly:
+    words = " or ".join("unset" if value is None else _spell(value) for value in values)
+    return Partly(lambda value: value in values, words)
+
+
+def _spell(value: object) -> str:
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+
+
+_EMPTY = Partly(lambda value: not value, "an empty list")
+
+PARTLY: dict[str, Partly] = {
+    f"spec.{path}": row
+    for path, row in {
+        "trainer.nodes": _only(1),
+        "trainer.gpusPerNode": _only(0),
+        "trainer.ranksPerNode": _only(1),
+        "model.huggingFace.path": _only(None),
+        "model.shape.experts": _only(None),
+        "model.shape.topK": _only(None),
+        "model.shape.hybridPattern": _only(None),
+        "model.dtype": _only("float32"),
+        "model.transformer": _only("Local"),
+        "model.allowInferenceOptimizedTraining": _only(False),
+        "parallelism.tensor": _only(1),
+        "parallelism.pipeline": _only(1),
+        "parallelism.virtualPipeline": _only(1),
+        "parallelism.context": _only(1),
+        "parallelism.expert": _only(1),
+        "parallelism.expertTensor": _only(None, 1),
+        "parallelism.sequence": _only(False),
+        "generation.kvCache.mode": _only("Persist"),
+        "generation.offloadTrainingBuffers": _only(False),
+        "generation.inferenceOptimized": _only(False),
+        "generation.server.enabled": _only(False),
+        "generation.server.port": _only(0),
+        "data.jsonl.path": _only(None),
+        "data.parquet.path": _only(None),
+        "data.dataset.path": _only(None),
+        "data.onChange": _only("Refuse"),
+        "checkpoint.everySeconds": _only(None),
+        "checkpoint.loadReplayBuffer": _only(True),
+        "checkpoint.verify": _only("Sizes"),
+        "checkpoint.onExisting": _only("Resume"),
+        "checkpoint.from.claimName": _only(None),
+        "checkpoint.from.path": _only(None),
+        "prompts.onExceeded": _only("Warn"),
+        "failurePolicy.rules": _EMPTY,
+        "deadlines.activeSeconds": _only(None),
+        "deadlines.onStall": _only("Restart"),
+        "queueName": _only(None),
+        "suspend": _only(False),
+    }.items()
+}
+
+
+def value_at(spec: RLJobSpec, path: str) -> Any:
+    """The value at a path such as `spec.model.shape.topK`; None where a branch is unset."""
+    value: Any = spec
+    for name in path.split(".")[1:]:
+        if value is None:
+            return None
+        fields = type(value).model_fields
+        value = getattr(value, next(attribute for attribute, info in fields.items() if info.alias == name))
+    return value
+
+
+def check_supported(spec: RLJobSpec) -> list[Finding]:
+    """One finding for each field that is set to a value which this version does not honour."""
+    findings = []
+    for path, row in PARTLY.items():
+        value = value_at(spec, path)
+        if not row.honours(value):
+            message = f"{_spell(value)} is not supported yet by this version; {row.would_do} is"
+            findings.append(Finding("not-supported-yet", "NotSupportedYet", "error", path, message))
+    return findings
