@@ -1,0 +1,71 @@
+"""What travels from the collector to the ranks and back: plain data, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: (index of the first answer token, policy version that sampled from there on), ascending.
+Versions = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt that wants answers. `tag` comes back with each of them."""
+
+    tag: tuple[int, int]
+    tokens: tuple[int, ...]
+    answers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One finished answer."""
+
+    tag: tuple[int, int]
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: Versions
+
+    @property
+    def first_version(self) -> int:
+        """The policy version that sampled the first token."""
+        return self.versions[0][1]
+
+    @property
+    def last_version(self) -> int:
+        """The policy version that sampled the last token."""
+        return self.versions[-1][1]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRow:
+    """One answer with its prompt, ready for the loss."""
+
+    tokens: tuple[int, ...]
+    prompt_length: int
+    logprobs: tuple[float, ...]
+    advantage: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """The rows of one training step (all data-parallel ranks together), and whose they are."""
+
+    step: int
+    ordinals: tuple[int, ...]
+    rows: tuple[TrainRow, ...]
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens that the loss counts: the denominator of its means, over all ranks."""
+        return sum(len(row.logprobs) for row in self.rows)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return max(len(row.tokens) for row in self.rows)
+
+    def shard(self, rank: int, size: int) -> Sequence[TrainRow]:
+        """The rows of one data-parallel rank. Strided, so that long and short groups spread evenly."""
+        return self.rows[rank::size]

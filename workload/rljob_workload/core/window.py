@@ -1,0 +1,31 @@
+"""How many new prompts may be handed out: the rule that bounds the age of answers and empties the run at its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rljob_workload.core.ledger import Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The sizes of a run that the room rule reads."""
+
+    prompts_per_step: int
+    max_age: int
+    steps: int
+
+    def room(self, counts: Counts, version: int) -> int:
+        """New hand-outs allowed now.
+
+        Bounded by the age window and by what the remaining steps can still use, so that a finished run ends with every
+        live state at 0. Filtered and skipped prompts are done and therefore do not count; handing out a prompt again
+        needs no room, because it never gave up its own.
+        """
+        allowed = min((self.max_age + 1) * self.prompts_per_step, (self.steps - version) * self.prompts_per_step)
+        return max(0, allowed - counts.live)
+
+
+def in_flight_limit(configured: int | None, prompts_per_step: int, max_age: int) -> int:
+    """Groups that may be answered at once: what the job asks for, or one step's prompts per allowed version."""
+    return configured if configured is not None else prompts_per_step * max_age

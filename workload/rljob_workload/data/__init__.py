@@ -1,0 +1,1 @@
+"""Data sets and tokenizers that come with the trainer."""

@@ -1,0 +1,24 @@
+"""What an environment is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The verdict on one answer."""
+
+    #: What the algorithm trains on.
+    reward: float
+    #: Whether the answer solves the prompt (what validation counts).
+    correct: bool
+
+
+class Environment(Protocol):
+    """Judges one answer. Runs beside the collector, may take its time, and may raise: the prompt is then retried."""
+
+    def score(self, answer: str, expected: str) -> Score:
+        """Judge an answer's text against what the data set's row expects."""
+        ...

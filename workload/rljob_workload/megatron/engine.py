@@ -1,0 +1,182 @@
+"""The resident engine: Megatron's dynamic engine over the parameters that are trained.
+
+Built once per rank, before the first prompt; suspended while training runs and resumed afterwards, with its requests in
+flight. It reads the parameters in place, so taking over new weights is a change of the version number. Direct mode: the
+ranks of one replica step their engines in lockstep, without a coordinator process.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rljob_workload.algorithm.batch import Answer, Request
+from rljob_workload.megatron.policy import Policy
+from rljob_workload.megatron.settings import BLOCK_TOKENS, EngineSettings
+
+#: Tag of requests whose answers are not for training.
+VALIDATION = -1
+
+_constructions = 0
+
+
+def engines_built() -> int:
+    """Engines constructed in this process so far; anything but 1 in a run is a bug."""
+    return _constructions
+
+
+class EngineError(Exception):
+    """The engine cannot serve a request."""
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """One answer being generated."""
+
+    tag: tuple[int, int]
+    #: (answer token index, version): where the policy changed under it.
+    stamps: list[tuple[int, int]] = field(default_factory=list)
+
+
+class ResidentEngine:
+    """Generates answers for this rank's replica."""
+
+    def __init__(self, policy: Policy, settings: EngineSettings, tokenizer: Any) -> None:
+        from megatron.core.inference.config import InferenceConfig, KVCacheManagementMode
+        from megatron.core.inference.contexts import DynamicInferenceContext
+        from megatron.core.inference.engines.dynamic_engine import DynamicInferenceEngine
+        from megatron.core.inference.model_inference_wrappers.gpt.gpt_inference_wrapper import GPTInferenceWrapper
+        from megatron.core.inference.text_generation_controllers.text_generation_controller import (
+            TextGenerationController,
+        )
+
+        global _constructions
+        self._settings = settings
+        self._policy = policy
+        self._version = policy.version
+        self._next_id = 0
+        self._in_flight: dict[int, _InFlight] = {}
+        context = DynamicInferenceContext(
+            policy.config,
+            InferenceConfig(
+                buffer_size_gb=settings.kv_bytes / 2**30,
+                block_size_tokens=BLOCK_TOKENS,
+                max_sequence_length=settings.max_sequence_length,
+                max_requests=settings.max_requests,
+                max_tokens=max(settings.max_requests * settings.longest_prompt, 256),
+                num_cuda_graphs=0,
+                kv_cache_management_mode=KVCacheManagementMode(settings.kv_mode),
+                # Log-probs of the distribution that was really sampled from.
+                logprobs_mode="raw_logprobs" if settings.temperature == 1.0 else "processed_logprobs",
+            ),
+        )
+        controller = TextGenerationController(GPTInferenceWrapper(policy.model, context), tokenizer)
+        self._engine = DynamicInferenceEngine(controller, context)
+        # Answers are used as token ids; decoding each of them to text inside the engine is wasted time.
+        controller.detokenize = lambda *_, **__: ""
+        self._sampled = _sampling_params(settings, greedy=False)
+        self._greedy = _sampling_params(settings, greedy=True)
+        _constructions += 1
+
+    # ---- requests ---------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        """Answers being generated."""
+        return len(self._in_flight)
+
+    @property
+    def sampler(self) -> Any:
+        """The generator that samples tokens (its state is part of a checkpoint)."""
+        return self._engine.controller.sampling_rng
+
+    def submit(self, requests: Iterable[Request], *, greedy: bool = False) -> None:
+        """Ask for answers."""
+        params = self._greedy if greedy else self._sampled
+        for request in requests:
+            self._check_length(request)
+            prompt = list(request.tokens)
+            for _ in range(request.answers):
+                self._next_id += 1
+                self._in_flight[self._next_id] = _InFlight(request.tag, [(0, self._version)])
+                self._engine.add_request(self._next_id, prompt, params)
+
+    def step(self) -> list[Answer]:
+        """One iteration over all requests in flight; returns the answers that it finished."""
+        records = self._engine.step_modern()["finished_request_records"]
+        return [self._answer(record) for record in records]
+
+    def _answer(self, record: Any) -> Answer:
+        request = record.requests[0] if len(record.requests) == 1 else record.merge()
+        flight = self._in_flight.pop(request.request_id)
+        return Answer(
+            tag=flight.tag,
+            tokens=tuple(request.generated_tokens),
+            logprobs=tuple(request.generated_log_probs or ()),
+            versions=tuple(flight.stamps),
+        )
+
+    def _check_length(self, request: Request) -> None:
+        needed = len(request.tokens) + self._settings.new_tokens
+        if needed > self._settings.max_sequence_length:
+            raise EngineError(
+                f"prompt {request.tag[0]} has {len(request.tokens)} tokens; with {self._settings.new_tokens} new ones it "
+                f"exceeds generation.maxSequenceLength ({self._settings.max_sequence_length})"
+            )
+
+    # ---- life cycle -------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """Stop before training. Requests in flight stay as they are."""
+        self._engine.suspend()
+
+    def resume(self, version: int) -> None:
+        """Go on with the weights of `version`; answers in flight remember at which token it took over."""
+        self._engine.resume()
+        if version == self._version:
+            return
+        self._version = version
+        for number, flight in self._in_flight.items():
+            generated = sum(len(r.generated_tokens) for r in self._engine.requests[number].record.requests)
+            if flight.stamps[-1][0] == generated:
+                # No token came from the version stamped before.
+                flight.stamps[-1] = (generated, version)
+            else:
+                flight.stamps.append((generated, version))
+
+    def validate(self, prompts: Sequence[Request]) -> tuple[list[Answer], list[Answer]]:
+        """Greedy answers, through this very engine. Training answers that finish meanwhile are returned second."""
+        self.submit(prompts, greedy=True)
+        wanted = sum(prompt.answers for prompt in prompts)
+        validated: list[Answer] = []
+        training: list[Answer] = []
+        while len(validated) < wanted:
+            for answer in self.step():
+                (validated if answer.tag[0] == VALIDATION else training).append(answer)
+        return validated, training
+
+    def parameter_storages(self) -> set[int]:
+        """Addresses of the parameters that the engine reads."""
+        model = self._engine.controller.inference_wrapped_model.model
+        return {parameter.data_ptr() for parameter in model.parameters()}
+
+
+def _sampling_params(settings: EngineSettings, *, greedy: bool) -> Any:
+    from megatron.core.inference.sampling_params import SamplingParams
+
+    class SharedSamplingParams(SamplingParams):  # type: ignore[misc,unused-ignore]
+        """The engine deep-copies a request's parameters twice; ours hold plain values only."""
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> SharedSamplingParams:
+            return copy.copy(self)
+
+    return SharedSamplingParams(
+        num_tokens_to_generate=settings.new_tokens,
+        temperature=1.0 if greedy else settings.temperature,
+        top_k=1 if greedy else 0,
+        termination_id=-1 if settings.eos is None else settings.eos,
+        return_log_probs=not greedy,
+        skip_prompt_log_probs=True,
+    )

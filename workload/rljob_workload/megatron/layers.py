@@ -1,0 +1,63 @@
+"""The layer specification of the local (no Transformer Engine) stack."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+
+def local_norm(config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> torch.nn.Module:
+    """A norm like Megatron's torch norm, which however refuses sequence parallelism for no reason that holds here."""
+    kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
+    norm: torch.nn.Module = kind(hidden_size, eps=eps)
+    for parameter in norm.parameters():
+        # Marks the weight for the extra gradient reduction that sequence parallelism needs.
+        parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+    return norm
+
+
+def local_stack_spec() -> Any:
+    """A HybridModel stack of attention and feed-forward layers made of Megatron's own tensor-parallel parts."""
+    from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+    from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
+    from megatron.core.ssm.mlp_layer import MLPLayer
+    from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+    from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+    from megatron.core.transformer.enums import AttnMaskType
+    from megatron.core.transformer.mlp import MLP, MLPSubmodules
+    from megatron.core.transformer.spec_utils import ModuleSpec
+    from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+
+    attention = ModuleSpec(
+        module=SelfAttention,
+        params={"attn_mask_type": AttnMaskType.causal},
+        submodules=SelfAttentionSubmodules(
+            linear_qkv=ColumnParallelLinear, core_attention=DotProductAttention, linear_proj=RowParallelLinear
+        ),
+    )
+    mlp = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    attention_layer = TransformerLayerSubmodules(
+        input_layernorm=local_norm, self_attention=attention, self_attn_bda=get_bias_dropout_add
+    )
+    mlp_layer = TransformerLayerSubmodules(
+        pre_mlp_layernorm=local_norm,
+        mlp=partial(MLP.as_mlp_submodule, submodules=mlp),
+        mlp_bda=get_bias_dropout_add,
+    )
+    return ModuleSpec(
+        module=HybridStack,
+        submodules=HybridStackSubmodules(
+            attention_layer=ModuleSpec(module=TransformerLayer, submodules=attention_layer),
+            mlp_layer=ModuleSpec(module=MLPLayer, submodules=mlp_layer),
+        ),
+    )
+
+
+def use_local_final_norm() -> None:
+    """HybridStack's last norm is hard-coded to Transformer Engine's."""
+    import megatron.core.models.hybrid.hybrid_block as hybrid_block
+
+    hybrid_block.TENorm = local_norm

@@ -1,0 +1,302 @@
+"""The policy that is trained: a Megatron model in DistributedDataParallel with the DistributedOptimizer."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rljob_workload.algorithm.batch import TrainRow
+from rljob_workload.algorithm.grpo import grpo_terms
+from rljob_workload.megatron import device, layers
+from rljob_workload.megatron.settings import ModelSettings
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStats:
+    """Sums over one rank's answer tokens; the driver adds the ranks and divides by the global count."""
+
+    loss: float
+    entropy: float
+    clipped: float
+    largest_logprob_change: float
+    grad_norm: float
+    speaks: bool
+
+
+class NonFiniteError(Exception):
+    """The loss or the gradient is not a number any more."""
+
+
+def init_process_groups(settings: ModelSettings, *, rank: int, world: int, address: str, timeout: float) -> None:
+    """Join the ranks and build Megatron's process groups."""
+    device.prepare()
+    from megatron.core import parallel_state, tensor_parallel
+
+    device.prepare_attention()
+    dist.init_process_group(
+        device.backend(),
+        init_method=f"tcp://{address}",
+        rank=rank,
+        world_size=world,
+        timeout=datetime.timedelta(seconds=timeout),
+    )
+    parallel_state.initialize_model_parallel(settings.tensor, settings.pipeline)
+    tensor_parallel.model_parallel_cuda_manual_seed(settings.seed + 1, force_reset_rng=True)
+
+
+def destroy_process_groups() -> None:
+    """Leave the ranks (tests build several policies in one process)."""
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+
+
+class Policy:
+    """Model, gradients and optimizer of this rank. `version` counts the optimizer steps that made the weights."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        from megatron.core import parallel_state
+
+        self.settings = settings
+        self.version = 0
+        self.data_rank = parallel_state.get_data_parallel_rank()
+        self.data_size = parallel_state.get_data_parallel_world_size()
+        #: Whether this rank speaks for its model-parallel group: it has the last stage's output.
+        self.speaks = (
+            parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
+        )
+        self.config = _transformer_config(settings)
+        self.model = _build_model(settings, self.config)
+        self.ddp, self.optimizer = _build_training(settings, self.config, self.model)
+        self._masks: dict[int, tuple[Tensor, Tensor]] = {}
+        self.ddp.eval()
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The trained parameters by name."""
+        return dict(self.model.named_parameters())
+
+    def enter_train(self) -> None:
+        """Switch the model to training. The engine must have been suspended."""
+        self.clear_rotary_cache()
+        self.ddp.train()
+
+    def enter_generate(self) -> None:
+        """Switch the model back before the engine resumes: its loop dies on a model in training mode."""
+        self.ddp.eval()
+        self.clear_rotary_cache()
+
+    def clear_rotary_cache(self) -> None:
+        """The rotary embedding's cache may hold inference-mode tensors, which a training forward must not see."""
+        forward = getattr(getattr(self.model, "rotary_pos_emb", None), "forward", None)
+        if hasattr(forward, "cache_clear"):
+            forward.cache_clear()
+
+    def train_step(self, rows: Sequence[TrainRow], *, longest: int, answer_tokens: int) -> TrainStats:
+        """One optimizer step over this rank's rows; `longest` and `answer_tokens` speak of all ranks' rows."""
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        size = self.settings.micro_batch_size
+        if len(rows) % size:
+            raise ValueError(f"{len(rows)} answers on this rank do not divide into micro-batches of {size}")
+        count = len(rows) // size
+        batch = _Tensors.of(rows, longest, device.current())
+        self.ddp.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        parts = get_forward_backward_func()(
+            forward_step_func=self._forward_step(batch, size, count, answer_tokens),
+            data_iterator=iter(range(count)),
+            model=[self.ddp],
+            num_microbatches=count,
+            seq_length=longest - 1,
+            micro_batch_size=size,
+            forward_only=False,
+        )
+        _, grad_norm, _ = self.optimizer.step()
+        stats = self._stats(parts, float(grad_norm))
+        self.version += 1
+        return stats
+
+    def _forward_step(self, batch: _Tensors, size: int, count: int, answer_tokens: int) -> Any:
+        positions, causal = self._mask(batch.tokens.shape[1] - 1)
+        # Megatron divides the loss by the micro-batches and averages gradients over the data-parallel ranks; the means
+        # wanted are over all answer tokens of the step, so that every token weighs the same.
+        scale = count * self.data_size / answer_tokens
+
+        def forward_step(iterator: Iterator[int], model: Any) -> tuple[Tensor, Any]:
+            start = next(iterator) * size
+            part = batch.slice(start, start + size)
+            logits = model(part.tokens[:, :-1], positions.expand(size, -1), causal, runtime_gather_output=True)
+
+            def loss_of(logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+                settings = self.settings.loss
+                terms = grpo_terms(logits, part.tokens[:, 1:], part.behaviour, part.mask, part.advantages, settings)
+                total = terms.total(settings)
+                # Megatron divides the returned loss in place: report a copy.
+                return total * scale, {
+                    "loss": total.detach().clone(),
+                    "entropy": terms.entropy.detach(),
+                    "clipped": terms.clipped,
+                    "largest": terms.largest_logprob_change,
+                }
+
+            return logits, loss_of
+
+        return forward_step
+
+    def _stats(self, parts: list[dict[str, Tensor]], grad_norm: float) -> TrainStats:
+        def total(key: str) -> float:
+            return float(sum(float(part[key]) for part in parts))
+
+        stats = TrainStats(
+            loss=total("loss"),
+            entropy=total("entropy"),
+            clipped=total("clipped"),
+            largest_logprob_change=max((float(part["largest"]) for part in parts), default=0.0),
+            grad_norm=grad_norm,
+            speaks=self.speaks,
+        )
+        if not all(map(_finite, (stats.loss, stats.grad_norm))):
+            raise NonFiniteError(
+                f"training step {self.version + 1}: loss {stats.loss}, gradient norm {stats.grad_norm}; "
+                "a smaller algorithm.grpo.learningRate may help"
+            )
+        return stats
+
+    def _mask(self, length: int) -> tuple[Tensor, Tensor]:
+        if length not in self._masks:
+            where = device.current()
+            positions = torch.arange(length, device=where)[None]
+            causal = torch.triu(torch.ones(length, length, dtype=torch.bool, device=where), 1)[None, None]
+            self._masks[length] = (positions, causal)
+        return self._masks[length]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    """Rows as padded tensors: tokens [B, T], behaviour log-probs and mask [B, T-1], advantages [B]."""
+
+    tokens: Tensor
+    behaviour: Tensor
+    mask: Tensor
+    advantages: Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[TrainRow], length: int, where: torch.device) -> _Tensors:
+        tokens, behaviour, mask = [], [], []
+        for row in rows:
+            pad = length - len(row.tokens)
+            before = row.prompt_length - 1
+            tokens.append(row.tokens + (0,) * pad)
+            behaviour.append((0.0,) * before + row.logprobs + (0.0,) * pad)
+            mask.append((0.0,) * before + (1.0,) * len(row.logprobs) + (0.0,) * pad)
+        return cls(
+            tokens=torch.tensor(tokens, device=where),
+            behaviour=torch.tensor(behaviour, device=where),
+            mask=torch.tensor(mask, device=where),
+            advantages=torch.tensor([row.advantage for row in rows], device=where),
+        )
+
+    def slice(self, start: int, stop: int) -> _Tensors:
+        part = slice(start, stop)
+        return _Tensors(self.tokens[part], self.behaviour[part], self.mask[part], self.advantages[part])
+
+
+def _finite(value: float) -> bool:
+    return value == value and abs(value) != float("inf")
+
+
+def _transformer_config(settings: ModelSettings) -> Any:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    shape = settings.shape
+    return TransformerConfig(
+        num_layers=2 * shape.layers,  # a hybrid model counts attention and feed-forward separately
+        hidden_size=shape.hidden_size,
+        num_attention_heads=shape.attention_heads,
+        num_query_groups=shape.query_groups,
+        ffn_hidden_size=shape.ffn_hidden_size,
+        tensor_model_parallel_size=settings.tensor,
+        pipeline_model_parallel_size=settings.pipeline,
+        pipeline_dtype=torch.float32,
+        params_dtype=torch.float32,
+        use_cpu_initialization=device.kind() == "cpu",
+        normalization="RMSNorm",
+        layernorm_epsilon=1e-6,
+        add_bias_linear=False,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        # Fused kernels gain nothing at these sizes and cost tens of seconds of compilation.
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        inference_sampling_seed=settings.seed + 1000,
+        is_hybrid_model=True,
+    )
+
+
+def _build_model(settings: ModelSettings, config: Any) -> Any:
+    from megatron.core import parallel_state
+    from megatron.core.models.hybrid.hybrid_model import HybridModel
+
+    layers.use_local_final_norm()
+    torch.manual_seed(settings.seed)
+    return HybridModel(
+        config=config,
+        hybrid_stack_spec=layers.local_stack_spec(),
+        hybrid_layer_pattern="*-" * settings.shape.layers,
+        vocab_size=settings.shape.vocab_size,
+        max_sequence_length=settings.max_sequence_length,
+        position_embedding_type="rope",
+        share_embeddings_and_output_weights=True,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+    )
+
+
+def _build_training(settings: ModelSettings, config: Any, model: Any) -> tuple[Any, Any]:
+    from megatron.core.distributed import (
+        DistributedDataParallel,
+        DistributedDataParallelConfig,
+        finalize_model_grads,
+    )
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    ddp_config = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
+    ddp = DistributedDataParallel(config=config, ddp_config=ddp_config, module=model)
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=settings.learning_rate,
+            adam_beta1=0.9,
+            adam_beta2=0.95,
+            weight_decay=0.0,
+            clip_grad=1.0,
+            params_dtype=torch.float32,
+            use_distributed_optimizer=True,
+        ),
+        [ddp],
+    )
+    config.finalize_model_grads_func = finalize_model_grads
+    config.grad_scale_func = optimizer.scale_loss
+    return ddp, optimizer
+
+
+def quiet_megatron() -> None:
+    """Silence the notices that megatron-core prints on every import and every engine step of a normal run."""
+    import logging
+    import warnings
+
+    warnings.filterwarnings("ignore", module=r"megatron\..*")
+    for name in ("megatron", "absl"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
