@@ -123,7 +123,7 @@ def _field(name: str, schema: dict[str, Any], definitions: dict[str, Any], path:
 def _differences(value: dict[str, Any], inner: dict[str, Any], properties: dict[str, Any]) -> dict[str, Any]:
     out = {}
     for key, part in value.items():
-        if part is None:
+        if part is None or part in ([], {}):
             continue
         if isinstance(part, dict):
             nested = properties[key].get("properties", {})

@@ -6,6 +6,8 @@ python -m rljob_api.generate [--check]
 from __future__ import annotations
 
 import argparse
+import ast
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,8 +50,6 @@ def _conditions_page() -> str:
 
 def _docstrings(source: Path) -> dict[str, str]:
     """The string under each member of an enum: Python itself keeps none of them."""
-    import ast
-
     found: dict[str, str] = {}
     for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.ClassDef):
@@ -84,14 +84,15 @@ def _spec_page() -> str:
         kind = "quantity" if field.get("x-kubernetes-int-or-string") else str(field["type"])
         if "enum" in field:
             kind = " or ".join(str(value) for value in field["enum"])
-        default = "required" if required else f"`{field['default']}`" if "default" in field else ""
+        default = "required" if required else f"`{json.dumps(field['default'])}`" if "default" in field else ""
         honoured = f"only {PARTLY[path].would_do}" if path in PARTLY else "yes"
         return f"`{path}`", kind, default, str(field.get("description", "")), honoured
 
     rows = (row(*leaf) for leaf in _leaves(model_schema(RLJobSpec), "spec"))
     fields = _table(("field", "type", "default", "meaning", "honoured by this version"), rows)
     rules = _table(("rule", "severity", "reason"), ((f"`{r.id}`", r.severity, f"`{r.reason}`") for r in RULES))
-    return f"<!-- {_NOTE} -->\n# The spec, field by field\n\n{fields}\n# Rules\n\n{rules}"
+    note = "A required field of an optional block is required where the block is given."
+    return f"<!-- {_NOTE} -->\n# The spec, field by field\n\n{note}\n\n{fields}\n# Rules\n\n{rules}"
 
 
 def files() -> dict[str, str]:

@@ -21,10 +21,19 @@ class Resources(ApiModel):
     """Memory request and limit, in bytes."""
 
 
+class HeadResources(ApiModel):
+    """CPU and memory of the head pod: both are requested, memory is also the limit."""
+
+    cpu: Quantity = "500m"
+    """CPU request, in cores."""
+    memory: Quantity = "2Gi"
+    """Memory request and limit, in bytes."""
+
+
 class Head(ApiModel):
     """The head pod: Ray's head, the driver and the collector; it never gets a GPU."""
 
-    resources: Resources = Resources(cpu="500m", memory="2Gi")
+    resources: HeadResources = HeadResources()
     """CPU and memory of the head pod."""
 
 

@@ -1,0 +1,62 @@
+# RLJob. `make help` lists what there is.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+# One thread per process: the tests and the demo run several processes on few cores.
+export OMP_NUM_THREADS ?= 1
+export RAY_USAGE_STATS_ENABLED := 0
+unexport PYTHONDONTWRITEBYTECODE
+PY := .venv/bin/python
+
+.PHONY: help
+help: ## List the commands
+	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
+
+.PHONY: install
+install: ## Make .venv with everything pinned (extras operator, workload, dev)
+	@dev/install.sh
+
+.PHONY: demo
+demo: install ## The whole path: cluster, images, helm install, kubectl apply, a live view, the end
+	@$(PY) -m dev.demo
+
+.PHONY: cluster-up cluster-down cluster-status
+cluster-up: install ## Start the embedded one-node Kubernetes with KubeRay (or check the one of KUBECONFIG)
+	@dev/cluster.sh up
+cluster-down: ## Stop it and undo every change to this machine (caches stay)
+	@dev/cluster.sh down
+cluster-status: ## Say what runs
+	@dev/cluster.sh status
+
+.PHONY: test
+test: install check ## Everything: check, unit, API server, end to end on the embedded cluster
+	@dev/test.sh
+
+.PHONY: unit
+unit: install ## Unit tests only (seconds)
+	@$(PY) -m pytest -q tests/unit
+
+.PHONY: check
+check: install ## Format, lint, types, import arrows, generated files
+	@.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	$(PY) -m rljob_api.generate --check
+	dev/shellcheck.sh
+
+.PHONY: format generate lock
+format: install ## Format and mend what ruff can mend
+	@.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+generate: install ## Write the generated files: CRD, reference pages
+	@$(PY) -m rljob_api.generate
+lock: install ## Pin the dependencies again
+	@dev/lock.sh
+
+.PHONY: bench-train bench-operator
+bench-train: install ## Steps/s, samples/s and the share of each phase, under rljob local
+	@$(PY) benchmarks/train.py
+bench-operator: install ## RSS and start-up time of the operator
+	@$(PY) benchmarks/operator.py

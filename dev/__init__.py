@@ -1,0 +1,1 @@
+"""Commands behind the Makefile that need more than a shell script."""

@@ -1,0 +1,153 @@
+"""`rljob watch`: a live view of one job on a cluster, until it ends."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from rljob_api import names
+from rljob_api.reasons import ConditionType
+
+from .errors import UserError
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "watch",
+        help="follow a job on a cluster until it ends",
+        description="Show step, reward, skipped prompts and state of a job, until it ends. Ctrl-C stops watching, not the job.",
+        epilog="exit status: 0 succeeded, 1 failed, 2 no such job, no cluster, or the time is over",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", metavar="NAME", help="name of the RLJob")
+    parser.add_argument("-n", "--namespace", help="its namespace (default: the kubeconfig context's)")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this time (default: never)")
+    parser.set_defaults(run=run)
+
+
+def condition(job: dict[str, Any], kind: ConditionType) -> dict[str, Any]:
+    """One condition of a job; an empty one when it is not there."""
+    conditions = job.get("status", {}).get("conditions", [])
+    return next((entry for entry in conditions if entry["type"] == kind), {})
+
+
+def ended(job: dict[str, Any]) -> bool | None:
+    """True when succeeded, False when failed, None while undecided."""
+    return {"True": True, "False": False}.get(condition(job, ConditionType.SUCCEEDED).get("status", ""))
+
+
+def events(namespace: str | None, name: str, timeout: float | None) -> Iterator[dict[str, Any]]:
+    """The job now and after each change. Raises UserError for no cluster, no CRD, no such job, deletion, or time over."""
+    # The client takes 0.5 s to import, which the other commands need not wait for.
+    import urllib3
+    from kubernetes import client, config, watch
+    from kubernetes.client.exceptions import ApiException
+    from kubernetes.config.config_exception import ConfigException
+
+    deadline = None if timeout is None else time.monotonic() + timeout
+    try:
+        config.load_kube_config()
+        if namespace is None:
+            namespace = config.list_kube_config_contexts()[1]["context"].get("namespace", "default")
+    except ConfigException as error:
+        raise UserError(f"no cluster configured: {error}; set KUBECONFIG (`make cluster-up` starts a cluster here)") from None
+    api = client.CustomObjectsApi()
+    where = (names.GROUP, names.VERSION, namespace, names.PLURAL)
+    try:
+        listing: Any = api.list_namespaced_custom_object(*where, field_selector=f"metadata.name={name}", _request_timeout=10)
+        if not listing["items"]:
+            raise UserError(f"no RLJob {name} in namespace {namespace}; `kubectl get rlj -A` lists all")
+        yield listing["items"][0]
+        version = listing["metadata"]["resourceVersion"]
+        while deadline is None or time.monotonic() < deadline:
+            stream = watch.Watch().stream(
+                api.list_namespaced_custom_object,
+                *where,
+                field_selector=f"metadata.name={name}",
+                resource_version=version,
+                timeout_seconds=30 if deadline is None else max(1, min(30, int(deadline - time.monotonic()))),
+            )
+            for event in stream:
+                version = event["object"]["metadata"]["resourceVersion"]
+                if event["type"] == "DELETED":
+                    raise UserError(f"RLJob {name} was deleted")
+                yield event["object"]
+        raise UserError(f"RLJob {name} has not ended after {timeout:g} s")
+    except ApiException as error:
+        raise UserError(_explain(error, name)) from None
+    except urllib3.exceptions.HTTPError as error:
+        raise UserError(f"the cluster does not answer: {error}; is it up? (`make cluster-status`)") from None
+
+
+def _explain(error: Any, name: str) -> str:
+    match error.status:
+        case 404:
+            return "the cluster does not know RLJob; install it with `helm install rljob charts/rljob`"
+        case 401 | 403:
+            return f"not allowed to read RLJob {name}: {error.reason}"
+        case 410:
+            return f"the cluster dropped the watch on {name}; run the command again"
+        case _:
+            return f"the cluster answered {error.status} {error.reason}"
+
+
+def describe(job: dict[str, Any]) -> str:
+    """The line beside the bar."""
+    status = job.get("status", {})
+    parts = [f"reward {status.get('reward', '-')}", f"skipped {status.get('prompts', {}).get('skipped', 0)}"]
+    if validation := status.get("validation"):
+        parts.append(f"validation {validation['reward']}")
+    if status.get("restarts"):
+        parts.append(f"restarts {status['restarts']}")
+    return "  ".join(parts)
+
+
+def state(job: dict[str, Any]) -> str:
+    """The reason of Succeeded, with the driver's phase while it runs, or with what a pending job waits for."""
+    summary = condition(job, ConditionType.SUCCEEDED)
+    reason = str(summary.get("reason", "Waiting"))
+    if reason == "Running":
+        return f"{reason} ({condition(job, ConditionType.PROGRESSING).get('message', '')})"
+    return reason
+
+
+def run(options: argparse.Namespace) -> int:
+    """Follow the job on a terminal as a bar, elsewhere as lines."""
+    console = Console()
+    last: dict[str, Any] = {}
+    line = ""
+    with Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[info]}"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task("Waiting", total=None, info="")
+        for last in events(options.namespace, options.name, options.timeout):
+            status = last.get("status", {})
+            progress.update(
+                task,
+                description=state(last),
+                completed=status.get("step", 0),
+                total=status.get("totalSteps") or None,
+                info=describe(last),
+            )
+            text = f"{state(last)}  step {status.get('step', 0)}/{status.get('totalSteps', '?')}  {describe(last)}"
+            if not console.is_terminal and text != line:
+                print(text, flush=True)
+                line = text
+            if ended(last) is not None:
+                break
+    summary = condition(last, ConditionType.SUCCEEDED)
+    print(f"{options.name}: {summary['reason']}: {summary['message']}", file=sys.stdout if ended(last) else sys.stderr)
+    return 0 if ended(last) else 1

@@ -1,0 +1,91 @@
+"""The command line: exit statuses and messages, never a traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rljob_cli.main import main
+from rljob_cli.watch import describe, ended, state
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples/copy.yaml"
+
+
+def test_validate_says_valid_and_exits_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(EXAMPLE)]) == 0
+    assert capsys.readouterr().out.endswith("copy.yaml: valid\n")
+
+
+def test_validate_lists_findings_as_json_and_exits_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = yaml.safe_load(EXAMPLE.read_text())
+    manifest["spec"]["generation"]["parallelism"] = {"tensor": 2}
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(manifest))
+    assert main(["validate", str(path), "-o", "json"]) == 1
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["file"] == str(path)
+    assert (row["rule"], row["severity"]) == ("generation-layout", "error")
+    assert row["path"] == "spec.generation.parallelism.tensor"
+    assert row.keys() == {"file", "rule", "severity", "path", "message"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{a: [", "not YAML"),
+        ("kind: Pod", "no object of kind RLJob"),
+        ("kind: RLJob\napiVersion: rljob.dev/v2", "reads rljob.dev/v1alpha1"),
+        ("kind: RLJob\napiVersion: rljob.dev/v1alpha1", "metadata.name is missing"),
+        ("\x80\x81", "not"),
+        ("", "no object of kind RLJob"),
+    ],
+)
+def test_an_unreadable_file_exits_2_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: str
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_bytes(text.encode("latin-1"))
+    assert main(["validate", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_a_missing_file_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "/no/such/file.yaml"]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_local_refuses_an_invalid_job_before_anything_starts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = ["local", str(EXAMPLE), "--dir", str(tmp_path), "--set", "spec.generation.parallelism.tensor=2"]
+    assert main(arguments) == 1
+    assert "2 differs from training's spec.parallelism.tensor 1" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("setting", ["spec", "spec.=1", "trainer.nodes=1", "spec.trainer.nodes", "spec.trainer.image.x=1"])
+def test_a_malformed_setting_is_explained(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["local", str(EXAMPLE), "--set", setting]) == 2
+    assert f"--set {setting}" in capsys.readouterr().err
+
+
+def test_watch_without_a_cluster_says_what_to_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/no/such/config")
+    assert main(["watch", "copy"]) == 2
+    assert "set KUBECONFIG" in capsys.readouterr().err
+
+
+def test_the_line_of_watch_shows_reward_skipped_and_state() -> None:
+    conditions = [
+        {"type": "Succeeded", "status": "Unknown", "reason": "Running", "message": "step 7 of 500"},
+        {"type": "Progressing", "status": "True", "reason": "StepAdvanced", "message": "phase Training"},
+    ]
+    job = {"status": {"step": 7, "reward": "0.25", "prompts": {"skipped": 2}, "restarts": 1, "conditions": conditions}}
+    assert state(job) == "Running (phase Training)"
+    assert describe(job) == "reward 0.25  skipped 2  restarts 1"
+    assert ended(job) is None
+    conditions[0]["status"] = "True"
+    assert ended(job) is True
