@@ -18,6 +18,8 @@ LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_UID = f"{GROUP}/uid"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "rljob-operator"
+# The attempt's spec as JSON, on its RayCluster: an edit of the RLJob does not change an attempt that runs.
+ANNOTATION_SPEC = f"{GROUP}/spec"
 # KubeRay's own label on the pods of a cluster, and its role label.
 LABEL_RAY_CLUSTER = "ray.io/cluster"
 LABEL_RAY_NODE_TYPE = "ray.io/node-type"
@@ -28,6 +30,8 @@ DASHBOARD_PORT = 8265
 PROGRESS_PORT = 8090
 PROGRESS_PORT_NAME = "progress"
 PROGRESS_PATH = "/progress"
+# The driver's last log line is this and the final report as one line of JSON: Ray keeps it when the endpoint is gone.
+REPORT_LINE_PREFIX = "RLJOB-REPORT "
 
 ENV_SPEC = "RLJOB_SPEC"
 ENV_NAME = "RLJOB_NAME"

@@ -81,6 +81,13 @@ KUBERAY_MISSING = _reason(
     "the API ray.io/v1 RayCluster does not exist in this cluster; install KubeRay >= 1.6, the job goes on by itself",
     "KubeRay's CRDs are not installed.",
 )
+NAME_TAKEN = _reason(
+    _C,
+    "False",
+    "NameTaken",
+    "{what} still exists and is not of this job; the job goes on by itself when it is gone",
+    "A RayCluster or pods of an earlier job of the same name, or of someone else; two runs never share a directory.",
+)
 PODS_PENDING = _reason(
     _C,
     "False",
@@ -154,7 +161,7 @@ WAITING_FOR_PODS = _reason(
     "waiting for pods of attempt {attempt} to end: {pods}",
     "Attempts never overlap.",
 )
-BACKING_OFF = _reason(_R, "True", "BackingOff", "attempt {attempt} starts in {seconds} s", "Waiting between attempts.")
+BACKING_OFF = _reason(_R, "True", "BackingOff", "attempt {attempt} starts at {time}", "Waiting between attempts.")
 
 _T = ConditionType.SUCCEEDED
 STATE_INVALID = _reason(_T, "Unknown", "Invalid", "the spec is refused; see Validated", "Waiting for a corrected spec.")

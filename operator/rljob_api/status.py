@@ -47,6 +47,8 @@ class LastFailure(ApiModel):
     """Why, as one word."""
     exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
     """The driver's exit code, when known."""
+    checkpoint_step: Count | None = None
+    """Step of the newest checkpoint at that time; a later one is progress (failurePolicy.resetAfterProgress)."""
     message: Annotated[str, Field(max_length=4096)] = ""
     """What was seen: exit code by name, last log lines, Kubernetes' own words."""
     time: Time
