@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# All tests behind `make test`, after `make check`. Takes the embedded cluster down again when it was not up before.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+began=$(date +%s)
+say() { printf '\n[%4d s] %s\n' "$(($(date +%s) - began))" "$*"; }
+pytest() { .venv/bin/python -m pytest -q "$@"; }
+
+say "unit tests"
+pytest tests/unit
+say "trainer tests on the real engine"
+pytest tests/workload
+
+say "cluster"
+was_up=$(dev/cluster.sh status > /dev/null 2>&1 && echo yes || echo no)
+finish() {
+  status=$?
+  if [ "$was_up" = no ] && [ -z "${RLJOB_KEEP_CLUSTER:-}" ]; then
+    dev/cluster.sh down || status=$?
+    [ -n "${KUBECONFIG_OWN:-}" ] || dev/check-clean.sh || status=$?
+  fi
+  say "make test ends with exit status $status"
+  exit "$status"
+}
+trap finish EXIT
+KUBECONFIG_OWN=${KUBECONFIG:-} # a cluster of the user's, which stays as it is
+dev/cluster.sh up
+eval "$(dev/cluster.sh env)"
+# Two operators on one cluster would answer for the same jobs; deploy.sh brings the installed one back.
+if kubectl -n rljob-system get deployment rljob > /dev/null 2>&1; then
+  kubectl -n rljob-system scale deployment rljob --replicas=0
+  kubectl -n rljob-system wait --for=delete pod -l app.kubernetes.io/name=rljob --timeout=60s
+fi
+say "cluster and API server tests"
+pytest tests/cluster tests/apiserver
+say "images, chart, operator"
+dev/images.sh all
+dev/deploy.sh up
+say "chart tests, end to end"
+pytest tests/chart tests/e2e

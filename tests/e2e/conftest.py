@@ -1,0 +1,82 @@
+"""A namespace on the real cluster for each test, with the operator that Helm installed."""
+
+from __future__ import annotations
+
+import copy
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from dev.kube import ROOT, CommandError, Kubectl, cluster_environment
+from rljob_cli.watch import events
+
+SYSTEM = "rljob-system"
+
+
+@pytest.fixture(scope="session")
+def environment() -> Iterator[dict[str, str]]:
+    """Environment of the cluster; the whole session runs in it, since clients read KUBECONFIG themselves."""
+    try:
+        found = cluster_environment()
+        deployment = Kubectl(found, SYSTEM).find("deployment", "rljob")
+    except CommandError as error:
+        pytest.fail(f"no cluster: {error}; `make test` starts one")
+    if deployment is None:
+        pytest.fail("the operator is not installed; `make test` does it, or dev/deploy.sh up")
+    saved = dict(os.environ)
+    os.environ.update(found)
+    yield found
+    os.environ.clear()
+    os.environ.update(saved)
+
+
+@pytest.fixture
+def kubectl(environment: dict[str, str]) -> Iterator[Kubectl]:
+    """kubectl in a namespace of its own, deleted afterwards."""
+    namespace = f"e2e-{secrets.token_hex(3)}"
+    run = Kubectl(environment, namespace)
+    run("create", "namespace", namespace)
+    run("apply", "-f", "examples/copy-claim.yaml")
+    yield run
+    run("delete", "namespace", namespace, "--wait=true", timeout=180)
+
+
+Manifest = Callable[..., str]
+
+
+@pytest.fixture
+def manifest() -> Manifest:
+    """The example with paths of the spec set: `manifest("job", **{"trainer.nodes": 2})`."""
+    example = yaml.safe_load((ROOT / "examples/copy.yaml").read_text())
+    if image := os.environ.get("RLJOB_WORKLOAD_IMAGE"):
+        example["spec"]["trainer"]["image"] = image
+
+    def make(name: str, **changes: Any) -> str:
+        job = copy.deepcopy(example)
+        job["metadata"]["name"] = name
+        for path, value in changes.items():
+            node = job["spec"]
+            *parents, last = path.split(".")
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[last] = value
+        return str(yaml.safe_dump(job))
+
+    return make
+
+
+def wait_until(namespace: str, name: str, holds: Callable[[dict[str, Any]], bool], seconds: float) -> dict[str, Any]:
+    """The job as soon as the predicate holds; fails with the job's status after so many seconds."""
+    last: dict[str, Any] = {}
+    try:
+        for last in events(namespace, name, seconds):
+            if holds(last):
+                return last
+    except Exception as error:
+        error.add_note(f"last status: {yaml.safe_dump(last.get('status', {}))}")
+        raise
+    raise AssertionError("the stream of events ended")
