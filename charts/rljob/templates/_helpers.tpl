@@ -1,0 +1,74 @@
+{{- define "rljob.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 53 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "rljob.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 53 | trimSuffix "-" }}
+{{- else if contains (include "rljob.name" .) .Release.Name }}
+{{- printf "%s-operator" .Release.Name | trunc 53 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s-operator" .Release.Name (include "rljob.name" .) | trunc 53 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "rljob.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "rljob.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{- define "rljob.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{ include "rljob.selectorLabels" . }}
+{{- end }}
+
+{{- define "rljob.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "rljob.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- required "serviceAccount.name must name an existing account when serviceAccount.create is false" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "rljob.image" -}}
+{{- if .Values.image.digest }}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest }}
+{{- else }}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
+{{- end }}
+{{- end }}
+
+{{- /* The whole of what the operator may do. No secrets, no exec, no wildcard, nothing on nodes; it writes no RLJob but its status. */}}
+{{- define "rljob.rules" -}}
+- apiGroups: [rljob.dev]
+  resources: [rljobs]
+  verbs: [get, list, watch]
+- apiGroups: [rljob.dev]
+  resources: [rljobs/status]
+  verbs: [get, patch, update]
+# To own a RayCluster with blockOwnerDeletion, where the API server asks for that right.
+- apiGroups: [rljob.dev]
+  resources: [rljobs/finalizers]
+  verbs: [update]
+- apiGroups: [ray.io]
+  resources: [rayclusters]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get]
+# Its own events, and the warnings that say why a pod does not start.
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list, create, patch]
+{{- if eq .Values.operator.rayAccess "ApiServerProxy" }}
+- apiGroups: [""]
+  resources: [services/proxy]
+  verbs: [get, create]
+{{- end }}
+{{- end }}
