@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-
 from dev.kube import ROOT, CommandError, Kubectl, cluster_environment
+
 from rljob_cli.watch import events
 
 SYSTEM = "rljob-system"

@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 import pytest
-
 from dev.kube import Kubectl
+
 from rljob_api import names
 from rljob_api.progress import PromptCounts
 from rljob_api.reasons import ConditionType
