@@ -39,6 +39,15 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeSlice:
+    """What one rank generated in one stretch; `answers` is empty on ranks that do not speak for their replica."""
+
+    answers: tuple[Answer, ...]
+    #: Answers that are still to come from this replica.
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
 class TrainRow:
     """One answer with its prompt, ready for the loss."""
 

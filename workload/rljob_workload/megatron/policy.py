@@ -70,9 +70,7 @@ class Policy:
         self.data_rank = parallel_state.get_data_parallel_rank()
         self.data_size = parallel_state.get_data_parallel_world_size()
         #: Whether this rank speaks for its model-parallel group: it has the last stage's output.
-        self.speaks = (
-            parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
-        )
+        self.speaks = parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
         self.config = _transformer_config(settings)
         self.model = _build_model(settings, self.config)
         self.ddp, self.optimizer = _build_training(settings, self.config, self.model)

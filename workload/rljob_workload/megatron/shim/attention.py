@@ -80,9 +80,7 @@ def install() -> None:
 
 def _require_plain(window_size: tuple[int, int], extra_output: bool, block_table: Tensor | None) -> None:
     if tuple(window_size) != (-1, -1) or extra_output or block_table is None:
-        raise NotImplementedError(
-            f"the attention stand-in knows full attention over a paged cache only (window {window_size})"
-        )
+        raise NotImplementedError(f"the attention stand-in knows full attention over a paged cache only (window {window_size})")
 
 
 def _pages(cache: Tensor, block_table: Tensor, longest: int) -> Tensor:

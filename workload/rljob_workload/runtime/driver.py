@@ -1,0 +1,419 @@
+"""The driver: one attempt of a run, from actors to the last step.
+
+A step is: take a batch from the collector, train it on all ranks, commit it, save if due (the engines stay down until the
+save has ended), wake, validate if due, collect again. Whether a save is due is decided before the step. Every wait has a
+deadline, and every way to end badly has its own exit code.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import asdict
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from rljob_api.exitcodes import ExitCode
+from rljob_api.layout import in_flight_prompts
+from rljob_api.names import run_directory
+from rljob_api.progress import (
+    CheckpointInfo,
+    Finished,
+    InFlightPrompts,
+    PromptCounts,
+    Resume,
+    RolledBack,
+)
+from rljob_workload.core.checkpoint import Checkpoint, CheckpointError, RunDirectory
+from rljob_workload.core.rollouts import RestoreReport, StepInfo
+from rljob_workload.data.builtin import TaskData, load_builtin
+from rljob_workload.environments import load_environment
+from rljob_workload.runtime import launch
+from rljob_workload.runtime.collector import Taken
+from rljob_workload.runtime.errors import RunError
+from rljob_workload.runtime.metrics import MetricsFile
+from rljob_workload.runtime.progress import Progress, utc_now
+from rljob_workload.runtime.rank import RankStep
+from rljob_workload.runtime.settings import Attempt
+from rljob_workload.runtime.step import Phases, Totals, metrics_line, validation_prompts
+
+log = logging.getLogger("rljob.driver")
+
+
+class Driver:
+    """Runs one attempt. `run` returns how it finished or raises `RunError`."""
+
+    def __init__(self, attempt: Attempt, progress: Progress, *, spread: bool) -> None:
+        self._attempt = attempt
+        self._spec = attempt.spec
+        self._progress = progress
+        self._spread = spread
+        self._directory = RunDirectory(attempt.directory)
+        self._metrics = MetricsFile(attempt.directory / "metrics.jsonl")
+        self._task = _load_task(attempt)
+        self._environment = load_environment(str(self._spec.environment.builtin), fixed_length=self._task.eos is None)
+        self._actors: launch.Actors | None = None
+        self._totals = Totals()
+        self._version = 0
+        self._began = time.monotonic()
+
+    # ---- the attempt ------------------------------------------------------------------------
+
+    def run(self) -> Finished:
+        """Start, resume, train to the end."""
+        try:
+            self._start()
+            finished = self._train_to_the_end()
+        except RayTaskError as err:
+            raise self._classified(err) from err
+        except RayActorError as err:
+            raise self._lost(err) from err
+        except CheckpointError as err:
+            raise RunError(ExitCode.SAVE_FAILED, str(err)) from err
+        finally:
+            self._metrics.close()
+            if self._actors is not None and ray.is_initialized():
+                self._actors.kill()
+        self._progress.update(phase="Finished", finished=finished, elapsed_seconds=self._elapsed())
+        return finished
+
+    def _start(self) -> None:
+        began = time.monotonic()
+        self._directory.create()
+        for name in self._directory.remove_unfinished():
+            log.info("removed the unfinished %s of an earlier attempt", name)
+        self._actors = launch.launch(self._attempt, spread=self._spread)
+        placed = time.monotonic()
+        self._progress.update(phase="Loading")
+        ranks = self._actors.ranks
+        deadline = self._spec.deadlines.first_step_seconds
+        address = self._get(ranks[0].address.remote(), deadline, "rank 0 did not name its address")
+        self._get([rank.setup.remote(address) for rank in ranks], deadline, "the ranks did not get ready")
+        loaded = time.monotonic()
+        self._resume()
+        self._get(self._actors.collector.start.remote(self._actors.replicas, self._version), deadline, "the collector hangs")
+        self._began = time.monotonic()
+        log.info("ready: actors %.1f s, model and engine %.1f s, resume %.1f s",
+                 placed - began, loaded - placed, self._began - loaded)  # fmt: skip
+        configured = in_flight_prompts(self._spec)
+        self._progress.update(
+            phase="Generating",
+            in_flight_prompts=InFlightPrompts(configured=configured, effective=configured),
+        )
+
+    def _train_to_the_end(self) -> Finished:
+        grpo = self._spec.algorithm.grpo
+        while self._version < grpo.steps:
+            reached = self._step(self._version + 1)
+            if reached is not None:
+                return reached
+        return Finished(reason="Completed", message=f"all {grpo.steps} steps are done")
+
+    # ---- one step ---------------------------------------------------------------------------
+
+    def _step(self, step: int) -> Finished | None:
+        save_due = self._save_due(step)
+        validate_due = self._validation_due(step)
+        phases = Phases()
+        with phases.timed("generate"):
+            taken, batch = self._take(step)
+        with phases.timed("train"):
+            results = self._train(step, batch, wake=not save_due)
+        phases.move("train", "handover", max(result.handover_seconds for result in results))
+        with phases.timed("commit"):
+            counters = self._commit(step, taken)
+        if save_due:
+            with phases.timed("save"):
+                self._save(step)
+                self._call_ranks("wake", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
+        reward = None
+        if validate_due:
+            with phases.timed("validate"):
+                reward = self._validate(step)
+        reached = self._reached(step, reward)
+        if reached is not None and not save_due:
+            # The weights that reached the target are what the run was for.
+            with phases.timed("save"):
+                self._call_ranks("sleep", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
+                self._save(step)
+        if reached is None and step < self._spec.algorithm.grpo.steps:
+            with phases.timed("commit"):
+                self._get(self._collector().resume.remote(self._version), self._stall(), "the collector hangs")
+        self._report(step, taken.info, results, counters, phases, reward)
+        return reached
+
+    def _take(self, step: int) -> tuple[Taken, Any]:
+        self._progress.update(phase="Generating")
+        taken_ref, batch_ref = self._collector().take.options(num_returns=2).remote(step)
+        try:
+            return ray.get(taken_ref, timeout=self._stall()), batch_ref
+        except ray.exceptions.GetTimeoutError as err:
+            raise RunError(ExitCode.COLLECTOR_LOST, self._stall_report(step)) from err
+
+    def _train(self, step: int, batch: Any, *, wake: bool) -> list[RankStep]:
+        self._progress.update(phase="Training")
+        results: list[RankStep] = self._call_ranks("train", self._stall(), ExitCode.HANDOVER_TIMEOUT, batch, wake)
+        self._version = step
+        return results
+
+    def _commit(self, step: int, taken: Taken) -> dict[str, Any]:
+        counters: dict[str, Any] = self._get(
+            self._collector().commit.remote(step, taken.ordinals), self._stall(), "the collector does not commit"
+        )
+        self._totals.add(taken.info)
+        if counters["counts"]["trained"] != self._totals.trained_prompts + len(taken.ordinals):
+            raise RunError(
+                ExitCode.UNEXPECTED,
+                f"step {step}: the ledger counts {counters['counts']['trained']} trained prompts, "
+                f"the driver {self._totals.trained_prompts + len(taken.ordinals)}",
+            )
+        self._totals.trained_prompts += len(taken.ordinals)
+        return counters
+
+    def _validate(self, step: int) -> float:
+        self._progress.update(phase="Validating")
+        assert self._spec.validation is not None and self._actors is not None
+        replicas = self._actors.replicas
+        prompts = validation_prompts(self._task, self._spec.validation.prompts)
+        calls = [
+            rank.validate.remote(prompts[index :: len(replicas)]) for index, replica in enumerate(replicas) for rank in replica
+        ]
+        answers = [a for part in self._get(calls, self._stall(), "validation does not end") for a in part]
+        if len(answers) != len(prompts):
+            raise RunError(ExitCode.UNEXPECTED, f"validation: {len(prompts)} prompts, {len(answers)} answers")
+        score, tokenizer = self._environment.score, self._task.tokenizer
+        right = sum(score(tokenizer.decode(a.tokens), self._task.rows[a.tag[1]].expected).correct for a in answers)
+        reward = right / len(answers)
+        log.info("step %d: validation reward %.3f (%d of %d right)", step, reward, right, len(answers))
+        self._progress.update(validation_step=step, validation_reward=reward)
+        return reward
+
+    def _reached(self, step: int, reward: float | None) -> Finished | None:
+        validation = self._spec.validation
+        if reward is None or validation is None or validation.stop_at_reward is None:
+            return None
+        if reward < float(validation.stop_at_reward):
+            return None
+        message = f"validation reward {reward:.4g} >= {validation.stop_at_reward} at step {step}"
+        return Finished(reason="TargetReached", message=message)
+
+    def _save_due(self, step: int) -> bool:
+        return step % self._spec.checkpoint.every_steps == 0 or step == self._spec.algorithm.grpo.steps
+
+    def _validation_due(self, step: int) -> bool:
+        validation = self._spec.validation
+        last = step == self._spec.algorithm.grpo.steps
+        return validation is not None and (step % validation.every_steps == 0 or last)
+
+    # ---- checkpoints ------------------------------------------------------------------------
+
+    def _save(self, step: int) -> None:
+        """Between train and wake: the engines are down, the collector is paused."""
+        self._progress.update(phase="Saving")
+        deadline = self._spec.deadlines.save_seconds
+        collected = self._get(self._collector().snapshot.remote(), deadline, "the collector gives no snapshot")
+        token = self._attempt.token
+        tmp = self._directory.begin(step, token)
+        self._call_ranks("save", deadline, ExitCode.SAVE_FAILED, str(tmp))
+        state = {
+            "collector": collected,
+            "elapsed_seconds": self._elapsed(),
+            "totals": asdict(self._totals),
+            "name": self._attempt.name,
+            "namespace": self._attempt.namespace,
+            "uid": self._attempt.uid,
+            "attempt": self._attempt.number,
+        }
+        saved = self._directory.publish(tmp, step, token, state)
+        self._directory.prune(self._spec.checkpoint.keep_last)
+        self._progress.update(checkpoint=self._checkpoint_info(saved))
+        log.info("step %d: saved %s", step, saved.name)
+
+    def _checkpoint_info(self, checkpoint: Checkpoint) -> CheckpointInfo:
+        path = f"{run_directory(self._attempt.namespace, self._attempt.name)}/{checkpoint.name}"
+        return CheckpointInfo(step=checkpoint.step, path=path, verified_time=utc_now())
+
+    def _resume(self) -> None:
+        """Go on from the newest complete checkpoint, if there is one."""
+        before = self._metrics.last
+        self._totals.elapsed_before = before.elapsed_seconds
+        checkpoint, passed_over = self._directory.newest()
+        for why in passed_over:
+            log.warning("passed over: %s", why)
+        if checkpoint is None:
+            self._rolled_back(before.step, before.trained_prompts)
+            self._progress.update(resume=Resume(from_step=0))
+            log.info("no checkpoint in %s: starting from scratch", self._directory.root)
+            return
+        try:
+            report = self._load(checkpoint)
+        except (KeyError, TypeError, RayTaskError) as err:
+            cause = err.cause if isinstance(err, RayTaskError) else err
+            raise RunError(
+                ExitCode.CHECKPOINT_UNLOADABLE, f"cannot resume from {checkpoint.path}: {type(cause).__name__}: {cause}"
+            ) from err
+        self._rolled_back(max(0, before.step - checkpoint.step), max(0, before.trained_prompts - self._trained()))
+        self._progress.update(
+            step=checkpoint.step,
+            checkpoint=self._checkpoint_info(checkpoint),
+            consumed_samples=self._totals.consumed_samples,
+            resume=Resume(
+                from_step=checkpoint.step,
+                handed_out_before=report.handed_out,
+                restored_groups=report.restored_groups,
+                rehanded=len(report.rehanded),
+            ),
+        )
+        log.info(
+            "resumed from %s: %d prompts handed out before, %d finished groups restored, %d handed out again (first: %s)",
+            checkpoint.name, report.handed_out, report.restored_groups, len(report.rehanded), report.rehanded[:8],
+        )  # fmt: skip
+
+    def _load(self, checkpoint: Checkpoint) -> RestoreReport:
+        deadline = self._spec.deadlines.first_step_seconds
+        state = checkpoint.state
+        saved = dict(state["totals"])
+        self._totals.consumed_samples = int(saved["consumed_samples"])
+        self._totals.trained_prompts = int(saved["trained_prompts"])
+        self._totals.elapsed_before = max(self._totals.elapsed_before, float(state["elapsed_seconds"]))
+        report: RestoreReport = self._get(
+            self._collector().restore.remote(state["collector"]), deadline, "the collector does not restore"
+        )
+        arguments = (str(checkpoint.path), checkpoint.step)
+        self._call_ranks("load", deadline, ExitCode.CHECKPOINT_UNLOADABLE, *arguments)
+        self._version = checkpoint.step
+        return report
+
+    def _rolled_back(self, steps: int, prompts: int) -> None:
+        if steps or prompts:
+            log.info("rolled back: %d steps, %d prompts; they are handed out again", steps, prompts)
+        self._progress.update(rolled_back=RolledBack(steps=steps, prompts=prompts))
+
+    def _trained(self) -> int:
+        return self._totals.trained_prompts
+
+    # ---- reporting --------------------------------------------------------------------------
+
+    def _report(
+        self,
+        step: int,
+        info: StepInfo,
+        results: list[RankStep],
+        counters: dict[str, Any],
+        phases: Phases,
+        validation_reward: float | None,
+    ) -> None:
+        elapsed = self._elapsed()
+        counts = counters["counts"]
+        line = metrics_line(step, self._attempt.number, elapsed, info, results, counts, phases, self._totals)
+        if validation_reward is not None:
+            line["validation_reward"] = validation_reward
+        self._metrics.write(line)
+        skipped = counters["skipped_names"]
+        partition = {name: value for name, value in counts.items() if name != "skipped_by"}
+        self._progress.update(
+            step=step,
+            last_step_time=utc_now(),
+            reward=info.reward,
+            elapsed_seconds=elapsed,
+            consumed_samples=self._totals.consumed_samples,
+            prompts=PromptCounts(**partition, skipped_by=skipped),
+        )
+        if step % 10 == 0 or validation_reward is not None:
+            log.info("step %d of %d: reward %.3f, loss %+.4f, entropy %.3f, %d answers over versions, %.1f s",
+                     step, self._spec.algorithm.grpo.steps, info.reward, line["loss"], line["entropy"],
+                     info.spanning, elapsed)  # fmt: skip
+
+    def _elapsed(self) -> float:
+        return self._totals.elapsed_before + time.monotonic() - self._began
+
+    # ---- calls and their ends ---------------------------------------------------------------
+
+    def _collector(self) -> Any:
+        assert self._actors is not None
+        return self._actors.collector
+
+    def _stall(self) -> float:
+        return float(self._spec.deadlines.stall_seconds)
+
+    def _call_ranks(self, method: str, seconds: float, code: ExitCode, *arguments: Any) -> Any:
+        """Call all ranks and wait for all; past the deadline, name those that did not come."""
+        assert self._actors is not None
+        refs = [getattr(rank, method).remote(*arguments) for rank in self._actors.ranks]
+        done, absent = ray.wait(refs, num_returns=len(refs), timeout=seconds)
+        if absent:
+            # A rank that failed leaves the others waiting in a collective: its error is the cause, not their silence.
+            ray.get(done)
+            missing = ", ".join(str(refs.index(ref)) for ref in absent)
+            raise RunError(code, f"{method}: no answer of rank {missing} within {seconds:g} s")
+        return ray.get(refs)
+
+    def _get(self, refs: Any, seconds: float, what: str) -> Any:
+        return launch.get(refs, seconds, lambda: RunError(ExitCode.COLLECTOR_LOST, f"{what} within {seconds:g} s"))
+
+    def _stall_report(self, step: int) -> str:
+        try:
+            status = ray.get(self._collector().status.remote(), timeout=5)
+        except (ray.exceptions.GetTimeoutError, RayActorError) as err:
+            status = f"its status is unknown ({type(err).__name__})"
+        return f"step {step}: no batch within {self._stall():g} s (deadlines.stallSeconds); collector: {status}"
+
+    def _classified(self, err: RayTaskError) -> RunError:
+        cause = err.cause
+        name, text = type(cause).__name__, f"{type(cause).__name__}: {cause}"
+        log.error("an actor raised: %s", err)
+        if name == "NonFiniteError":
+            return RunError(ExitCode.NON_FINITE, str(cause))
+        if isinstance(cause, RayActorError) or "ActorDiedError" in text or "ActorUnavailableError" in text:
+            return self._lost(cause)
+        if name == "CollectorFailedError":
+            return RunError(ExitCode.COLLECTOR_LOST, str(cause))
+        if name == "WeightsError":
+            return RunError(ExitCode.SAVE_FAILED, text)
+        return RunError(ExitCode.UNEXPECTED, text)
+
+    def _lost(self, err: BaseException) -> RunError:
+        """An actor died: say which."""
+        assert self._actors is not None
+        calls = {
+            f"rank {index}": rank.status.options(concurrency_group="control") for index, rank in enumerate(self._actors.ranks)
+        }
+        calls["the collector"] = self._collector().status
+        dead = [name for name, status in calls.items() if not _answers(status)]
+        code = ExitCode.COLLECTOR_LOST if dead == ["the collector"] else ExitCode.RANK_LOST
+        return RunError(code, f"{' and '.join(dead) or 'an actor'} died: {' '.join(str(err).split())[:600]}")
+
+
+def _answers(status: Any) -> bool:
+    """Whether the actor behind this status method lives (a busy one does)."""
+    try:
+        ray.get(status.remote(), timeout=10)
+    except RayActorError:
+        return False
+    except ray.exceptions.GetTimeoutError:
+        return True
+    return True
+
+
+def _load_task(attempt: Attempt) -> TaskData:
+    """The data set, checked against the model and the sequence length before anything is started."""
+    spec = attempt.spec
+    task = load_builtin(str(spec.data.builtin))
+    vocab = spec.model.shape.vocab_size if spec.model.shape else None
+    if vocab is not None and vocab < task.tokenizer.vocab_size:
+        raise RunError(
+            ExitCode.BAD_DATA,
+            f"spec.model.shape.vocabSize {vocab} is less than the {task.tokenizer.vocab_size} tokens that "
+            f"spec.data.builtin {task.name} needs",
+        )
+    shortest = min(len(row.tokens) for row in task.rows)
+    needed = shortest + task.new_tokens(spec.generation.max_new_tokens)
+    if needed > spec.generation.max_sequence_length:
+        raise RunError(
+            ExitCode.BAD_DATA,
+            f"no prompt of {task.name} fits: the shortest has {shortest} tokens and with its answer needs {needed}, "
+            f"spec.generation.maxSequenceLength is {spec.generation.max_sequence_length}",
+        )
+    return task

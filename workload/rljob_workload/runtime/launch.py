@@ -1,0 +1,89 @@
+"""Placing the actors: the collector beside the driver, the ranks on the worker nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rljob_api.exitcodes import ExitCode
+from rljob_api.layout import layout_of
+from rljob_api.names import RESOURCE_HEAD, RESOURCE_NODE
+from rljob_workload.runtime.collector import Collector
+from rljob_workload.runtime.errors import RunError
+from rljob_workload.runtime.rank import Rank, RankPlace
+from rljob_workload.runtime.settings import Attempt
+
+
+@dataclass(slots=True)
+class Actors:
+    """The handles of one attempt."""
+
+    ranks: list[Any]
+    collector: Any
+    group: Any
+    #: Ranks that answer together, per data-parallel replica.
+    replicas: list[list[Any]]
+
+    def kill(self) -> None:
+        """End all actors of this attempt."""
+        for actor in [*self.ranks, self.collector]:
+            ray.kill(actor)
+        remove_placement_group(self.group)
+
+
+def launch(attempt: Attempt, *, spread: bool) -> Actors:
+    """Reserve one bundle per node and start the actors there. `spread`: insist on different machines."""
+    layout = layout_of(attempt.spec)
+    timeout = float(attempt.spec.deadlines.provisioning_seconds)
+    per_node = layout.ranks_per_node
+    bundle = {"CPU": per_node, RESOURCE_NODE: per_node}
+    if attempt.spec.trainer.gpus_per_node:
+        bundle["GPU"] = per_node
+    group = placement_group([bundle] * layout.nodes, strategy="STRICT_SPREAD" if spread else "PACK")
+    ready, _ = ray.wait([group.ready()], timeout=timeout)
+    if not ready:
+        raise RunError(
+            ExitCode.RANKS_UNAVAILABLE,
+            f"no place for {layout.world} ranks within {timeout:g} s: need {layout.nodes} nodes with {bundle} each, "
+            f"Ray has {ray.cluster_resources()}",
+        )
+    raw = attempt.spec.to_wire()
+    ranks = [
+        ray.remote(concurrency_groups={"control": 2})(Rank)
+        .options(
+            name=f"rank-{rank}",
+            num_cpus=1,
+            num_gpus=1 if attempt.spec.trainer.gpus_per_node else 0,
+            resources={RESOURCE_NODE: 1},
+            max_restarts=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, rank // per_node),
+        )
+        .remote(RankPlace(rank, layout.world, rank % per_node, attempt.number, str(attempt.directory)), raw)
+        for rank in range(layout.world)
+    ]
+    collector = (
+        ray.remote(Collector)
+        .options(
+            name="collector",
+            num_cpus=0,
+            resources={RESOURCE_HEAD: 1},
+            max_restarts=0,
+        )
+        .remote(raw, str(attempt.directory), attempt.number)
+    )
+    size = layout.model_ranks
+    replicas = [ranks[first : first + size] for first in range(0, layout.world, size)]
+    return Actors(ranks, collector, group, replicas)
+
+
+def get(refs: Any, timeout: float, late: Callable[[], RunError]) -> Any:
+    """Wait for results with a deadline; `late` says what its end means."""
+    try:
+        return ray.get(refs, timeout=timeout)
+    except ray.exceptions.GetTimeoutError as err:
+        raise late() from err

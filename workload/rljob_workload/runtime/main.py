@@ -1,0 +1,49 @@
+"""Entry point of the driver on a cluster: `python -m rljob_workload.runtime.main`, everything else by environment."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from rljob_api.exitcodes import describe
+from rljob_api.names import PROGRESS_PORT
+from rljob_workload.runtime.errors import RunError
+from rljob_workload.runtime.run import execute, log_to_stderr
+from rljob_workload.runtime.settings import attempt_from_environment
+
+#: The final report stays readable this long, or until somebody has read it.
+LINGER_SECONDS = 15.0
+
+
+def main() -> int:
+    """Run the attempt that the environment describes."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    try:
+        attempt = attempt_from_environment()
+    except RunError as err:
+        log_to_stderr()
+        logging.getLogger("rljob.driver").error("exit code %s: %s", describe(int(err.code)), err)  # noqa: TRY400
+        return int(err.code)
+    return execute(
+        attempt,
+        start_ray=_connect,
+        mirror=attempt.directory / "progress.json",
+        host="0.0.0.0",  # noqa: S104 - the operator reads it from another pod
+        port=PROGRESS_PORT,
+        spread=True,
+        show_progress=True,
+        linger_seconds=LINGER_SECONDS,
+    )
+
+
+def _connect() -> None:
+    """Join the cluster that this process was submitted to."""
+    import ray
+
+    ray.init(address="auto", log_to_driver=False, configure_logging=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

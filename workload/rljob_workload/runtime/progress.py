@@ -1,0 +1,120 @@
+"""The progress report: kept by the driver, served as `GET /progress`, mirrored to `progress.json`."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from rljob_api import names
+from rljob_api.progress import ProgressReport
+from rljob_workload.core.checkpoint import write_json
+
+log = logging.getLogger("rljob.progress")
+
+#: Seconds between two writes of progress.json while nothing but the step changes.
+MIRROR_SECONDS = 1.0
+
+
+def utc_now() -> str:
+    """RFC 3339, UTC, whole seconds."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Progress:
+    """The newest report. Updated by the driver's thread, read by the server's."""
+
+    def __init__(self, report: ProgressReport, mirror: Path | None = None) -> None:
+        self._lock = threading.Lock()
+        self._report = report
+        self._mirror = mirror
+        self._mirrored = 0.0
+        self._final_read = threading.Event()
+        self._write_mirror()
+
+    @property
+    def report(self) -> ProgressReport:
+        """The newest report."""
+        with self._lock:
+            return self._report
+
+    def update(self, **fields: Any) -> None:
+        """Replace fields of the report."""
+        with self._lock:
+            phase = self._report.phase
+            self._report = self._report.model_copy(update={**fields, "updated_time": utc_now()})
+            important = self._report.phase != phase and self._report.phase in ("Finished", "Failed", "Loading")
+        if important or time.monotonic() - self._mirrored > MIRROR_SECONDS:
+            self._write_mirror()
+
+    def read(self) -> bytes:
+        """The report as the endpoint answers it."""
+        report = self.report
+        if report.finished or report.failed:
+            self._final_read.set()
+        return json.dumps(report.to_wire()).encode()
+
+    def wait_until_read(self, seconds: float) -> bool:
+        """After the end: wait until somebody has fetched the final report."""
+        return self._final_read.wait(seconds)
+
+    def _write_mirror(self) -> None:
+        self._mirrored = time.monotonic()
+        if self._mirror is None:
+            return
+        try:
+            write_json(self._mirror, self.report.to_wire())
+        except OSError as err:
+            # A full volume must not end the run: the next checkpoint says so, with its own exit code.
+            log.warning("cannot write %s: %s", self._mirror, err.strerror or err)
+
+
+class ProgressServer:
+    """Serves the report over HTTP until closed."""
+
+    def __init__(self, progress: Progress, host: str, port: int) -> None:
+        self._server = ThreadingHTTPServer((host, port), _handler(progress))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, name="progress", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port that is served (of interest when 0 was asked for)."""
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _handler(progress: Progress) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        timeout = 10
+
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] == names.PROGRESS_PATH:
+                self._answer(200, progress.read())
+            else:
+                text = f"no such path: {self.path}; the report is at {names.PROGRESS_PATH}"
+                self._answer(404, json.dumps({"error": text}).encode())
+
+        def _answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Requests are not logged: the operator asks every few seconds."""
+
+    return Handler

@@ -1,0 +1,155 @@
+"""From an attempt to an exit code: logging, progress report, driver, and the words at the end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rljob_api.exitcodes import ExitCode, describe
+from rljob_api.progress import Failed, Finished, ProgressReport
+from rljob_workload.runtime.errors import RunError
+from rljob_workload.runtime.logs import FORMAT, close_files, log_to_file
+from rljob_workload.runtime.progress import Progress, ProgressServer, utc_now
+from rljob_workload.runtime.settings import Attempt
+
+log = logging.getLogger("rljob.driver")
+
+
+def execute(
+    attempt: Attempt,
+    *,
+    start_ray: Callable[[], None],
+    mirror: Path,
+    host: str,
+    port: int,
+    spread: bool,
+    show_progress: bool,
+    linger_seconds: float,
+) -> int:
+    """Run one attempt. Always returns an exit code, always leaves a final report behind."""
+    log_to_stderr(quiet=not show_progress)
+    try:
+        log_to_file(attempt.directory / "logs" / f"driver-attempt-{attempt.number:06d}.log")
+        server, progress = _serve(attempt, mirror, host, port)
+    except (OSError, RunError) as err:
+        code, message = _volume_or_port(err)
+        log.error("exit code %s: %s", describe(code), message)  # noqa: TRY400 - bad input gets no traceback
+        return int(code)
+    try:
+        code = _guarded(attempt, progress, start_ray, spread=spread)
+        if linger_seconds:
+            progress.wait_until_read(linger_seconds)
+        return code
+    finally:
+        server.close()
+        close_files()
+
+
+def _serve(attempt: Attempt, mirror: Path, host: str, port: int) -> tuple[ProgressServer, Progress]:
+    report = ProgressReport(
+        name=attempt.name,
+        namespace=attempt.namespace,
+        uid=attempt.uid,
+        attempt=attempt.number,
+        phase="Starting",
+        updated_time=utc_now(),
+        total_steps=attempt.spec.algorithm.grpo.steps,
+    )
+    progress = Progress(report, mirror)
+    try:
+        server = ProgressServer(progress, host, port)
+    except OSError as err:
+        raise RunError(
+            ExitCode.ENVIRONMENT_MISSING, f"cannot serve the progress report on {host}:{port}: {err.strerror or err}"
+        ) from err
+    log.info("attempt %d of %s/%s; progress on http://%s:%d/progress",
+             attempt.number, attempt.namespace, attempt.name, host, server.port)  # fmt: skip
+    for finding in attempt.warnings:
+        log.warning("%s: %s", finding.path, finding.message)
+    return server, progress
+
+
+def _guarded(attempt: Attempt, progress: Progress, start_ray: Callable[[], None], *, spread: bool) -> int:
+    """The driver with every end turned into an exit code and a last report."""
+    try:
+        with _terminable():
+            finished = _drive(attempt, progress, start_ray, spread=spread)
+    except RunError as err:
+        return _failed(progress, err.code, str(err))
+    except _Stopped as stop:
+        return _failed(progress, ExitCode.STOPPED, f"stopped by {stop}; the last checkpoint is the one to resume from")
+    except KeyboardInterrupt:
+        _failed(progress, ExitCode.STOPPED, "stopped by Ctrl-C; run the same command again to go on")
+        return 130
+    except Exception as err:
+        log.exception("unexpected")
+        return _failed(progress, ExitCode.UNEXPECTED, f"{type(err).__name__}: {err}")
+    log.info("Succeeded (%s): %s", finished.reason, finished.message)
+    return int(ExitCode.OK)
+
+
+def _drive(attempt: Attempt, progress: Progress, start_ray: Callable[[], None], *, spread: bool) -> Finished:
+    began = time.monotonic()
+    import ray
+
+    from rljob_workload.runtime.driver import Driver
+
+    driver = Driver(attempt, progress, spread=spread)
+    start_ray()
+    log.info("Ray is up after %.1f s", time.monotonic() - began)
+    try:
+        return driver.run()
+    finally:
+        ray.shutdown()
+
+
+def _failed(progress: Progress, code: ExitCode, message: str) -> int:
+    progress.update(phase="Failed", failed=Failed(exit_code=int(code), message=message[:2048]))
+    log.error("exit code %s: %s", describe(int(code)), message)
+    return int(code)
+
+
+def _volume_or_port(err: OSError | RunError) -> tuple[ExitCode, str]:
+    if isinstance(err, RunError):
+        return err.code, str(err)
+    where = err.filename or "the run's directory"
+    return ExitCode.ENVIRONMENT_MISSING, f"cannot write {where}: {err.strerror or err}"
+
+
+class _Stopped(BaseException):
+    """SIGTERM arrived. Not an Exception: nothing on the way may handle it."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the attempt by an exception, so that actors and Ray are shut down in order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Stopped(signal.Signals(number).name)
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def log_to_stderr(*, quiet: bool = False) -> None:
+    """The driver's log for people and for `kubectl logs`."""
+    logger = logging.getLogger("rljob")
+    if not any(type(handler) is logging.StreamHandler for handler in logger.handlers):
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter(FORMAT))
+        logger.addHandler(handler)
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    logger.propagate = False

@@ -1,0 +1,82 @@
+"""What one attempt of a job is: its name, its spec, its directory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rljob_api import names
+from rljob_api.exitcodes import ExitCode
+from rljob_api.findings import Finding, errors, render
+from rljob_api.manifest import judge
+from rljob_api.spec import RLJobSpec
+from rljob_workload.runtime.errors import RunError
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One driver life."""
+
+    name: str
+    namespace: str
+    uid: str
+    number: int
+    spec: RLJobSpec
+    #: The run's directory: checkpoints, logs, metrics.
+    directory: Path
+    warnings: tuple[Finding, ...] = ()
+
+    @property
+    def token(self) -> int:
+        """The fencing number that checkpoints of this attempt carry."""
+        return self.number
+
+
+def attempt_from_environment(environment: Mapping[str, str] = os.environ) -> Attempt:
+    """The attempt that the operator describes in environment variables."""
+    name = _required(environment, names.ENV_NAME)
+    namespace = _required(environment, names.ENV_NAMESPACE)
+    text = _required(environment, names.ENV_SPEC)
+    number = _attempt_number(_required(environment, names.ENV_ATTEMPT))
+    volume = Path(_required(environment, names.ENV_VOLUME))
+    try:
+        raw = json.loads(text)
+    except ValueError as err:
+        raise RunError(ExitCode.INVALID_SPEC, f"{names.ENV_SPEC} is not JSON: {err}") from err
+    spec, warnings = checked_spec(name, raw)
+    if not volume.is_dir():
+        raise RunError(
+            ExitCode.ENVIRONMENT_MISSING,
+            f"{names.ENV_VOLUME}={volume} is no directory; mount the claim {spec.checkpoint.volume.claim_name!r} there",
+        )
+    directory = volume / spec.checkpoint.volume.sub_path / names.run_directory(namespace, name)
+    return Attempt(name, namespace, environment.get(names.ENV_UID, ""), number, spec, directory, warnings)
+
+
+def checked_spec(name: str, raw: Any) -> tuple[RLJobSpec, tuple[Finding, ...]]:
+    """The spec, judged by the same rules as at admission; raises with every error in one message."""
+    verdict = judge(name, raw)
+    wrong = errors(verdict.findings)
+    if wrong or verdict.spec is None:
+        raise RunError(ExitCode.INVALID_SPEC, f"the spec is refused: {render(wrong)}")
+    return verdict.spec, tuple(finding for finding in verdict.findings if finding.severity == "warning")
+
+
+def _required(environment: Mapping[str, str], name: str) -> str:
+    value = environment.get(name, "")
+    if not value:
+        raise RunError(
+            ExitCode.ENVIRONMENT_MISSING,
+            f"the environment variable {name} is not set; the operator sets it, `rljob local` needs none",
+        )
+    return value
+
+
+def _attempt_number(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise RunError(ExitCode.ENVIRONMENT_MISSING, f"{names.ENV_ATTEMPT}={text!r} is not a number from 1")
+    return int(text)

@@ -1,0 +1,93 @@
+"""The pieces of a step that need no process: its phases' times, its totals, its line of metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rljob_workload.algorithm.batch import Request
+from rljob_workload.core.rollouts import StepInfo
+from rljob_workload.data.builtin import TaskData
+
+if TYPE_CHECKING:
+    from rljob_workload.runtime.rank import RankStep
+
+#: Tag of validation prompts; the same as `megatron.engine.VALIDATION`.
+VALIDATION = -1
+
+
+@dataclass(slots=True)
+class Totals:
+    """What accumulates over the steps, and over restarts."""
+
+    consumed_samples: int = 0
+    trained_prompts: int = 0
+    elapsed_before: float = 0.0
+
+    def add(self, info: StepInfo) -> None:
+        """Count one step's answers."""
+        self.consumed_samples += info.samples
+
+
+@dataclass(slots=True)
+class Phases:
+    """Seconds of one step by phase."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the time of a block to a phase."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
+
+    def move(self, source: str, target: str, seconds: float) -> None:
+        """Part of a phase belongs to another."""
+        self.seconds[source] -= seconds
+        self.seconds[target] = self.seconds.get(target, 0.0) + seconds
+
+
+def metrics_line(
+    step: int,
+    attempt: int,
+    elapsed: float,
+    info: StepInfo,
+    results: Sequence[RankStep],
+    counts: dict[str, Any],
+    phases: Phases,
+    totals: Totals,
+) -> dict[str, Any]:
+    """One line of metrics.jsonl. Sums of the ranks are divided by the step's answer tokens."""
+    speaking = [result.stats for result in results if result.stats.speaks]
+    tokens = info.answer_tokens
+    return {
+        "step": step,
+        "attempt": attempt,
+        "elapsed_seconds": round(elapsed, 3),
+        "consumed_samples": totals.consumed_samples,
+        "reward": info.reward,
+        "correct": info.correct,
+        "loss": sum(s.loss for s in speaking) / tokens,
+        "entropy": sum(s.entropy for s in speaking) / tokens,
+        "clipped": sum(s.clipped for s in speaking) / tokens,
+        "grad_norm": max(s.grad_norm for s in speaking),
+        "largest_logprob_change": max(s.largest_logprob_change for s in speaking),
+        "samples": info.samples,
+        "answer_tokens": tokens,
+        "spanning_answers": info.spanning,
+        "oldest_age": info.oldest_age,
+        "mean_age": info.mean_age,
+        "seconds": {phase: round(value, 5) for phase, value in phases.seconds.items()},
+        "prompts": counts,
+    }
+
+
+def validation_prompts(task: TaskData, limit: int) -> list[Request]:
+    """The task's first rows, one greedy answer each."""
+    return [Request((VALIDATION, index), row.tokens, 1) for index, row in enumerate(task.rows[:limit])]
