@@ -99,8 +99,8 @@ PODS_READY = _reason(_C, "True", "AllPodsReady", "all {wanted} pods are ready", 
 CLUSTER_REJECTED = _reason(
     _C, "False", "ClusterRejected", "RayCluster {cluster} is refused: {detail}", "KubeRay or the API server refuses it."
 )
-HEAD_LOST = _reason(_C, "False", "HeadLost", "the head pod is gone{detail}", "The head ended; the attempt is over.")
-WORKER_LOST = _reason(_C, "False", "WorkerLost", "worker pod {pod} is gone{detail}", "A worker ended; the attempt is over.")
+HEAD_LOST = _reason(_C, "False", "HeadLost", "{detail}", "The head ended; the attempt is over.")
+WORKER_LOST = _reason(_C, "False", "WorkerLost", "{detail}", "A worker ended; the attempt is over.")
 CLUSTER_KEPT = _reason(
     _C, "True", "KeptAfterFinish", "kept until {until} (ttlSecondsAfterFinished)", "The job ended; its cluster is kept."
 )
@@ -133,7 +133,7 @@ STALLED = _reason(
     _P,
     "False",
     "Stalled",
-    "no step for {seconds} s (deadline {deadline} s); last known phase {phase}",
+    "{detail}",
     "No step within deadlines.stallSeconds.",
 )
 PROGRESS_ENDED = _reason(_P, "False", "Finished", "the job has ended", "Nothing more will happen.")

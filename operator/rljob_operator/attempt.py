@@ -1,0 +1,137 @@
+"""A running attempt: what its pods and its driver come to, in conditions, and when the driver is submitted."""
+
+from __future__ import annotations
+
+import json
+
+from rljob_api import names, reasons
+from rljob_api.findings import Finding
+from rljob_api.manifest import Verdict
+from rljob_api.spec import Deadlines, RLJobSpec
+
+from .draft import Draft
+from .failure import Failure, find_failure, pods_detail, provisioning_overdue
+from .plan import SubmitDriver
+from .render import TemplateError
+from .report import steps_of_attempt, take_report
+from .world import Cluster, Driver, DriverUnknown, Unreachable, World
+
+__all__ = [
+    "Failure",
+    "describe",
+    "find_failure",
+    "has_succeeded",
+    "observe",
+    "submission",
+    "template_refused",
+    "without_cluster",
+]
+
+
+def template_refused(verdict: Verdict, error: TemplateError) -> Verdict:
+    """The verdict with a finding for a pod template that has no pod template's shape."""
+    path, _, message = str(error).partition(": ")
+    return Verdict(verdict.spec, [*verdict.findings, Finding("template", "SpecUnreadable", "error", path, message)])
+
+
+def without_cluster(world: World, draft: Draft, deadlines: Deadlines) -> Failure | None:
+    """The attempt is counted but has no RayCluster: not yet, refused, in the way of a namesake, or no longer."""
+    name = world.job.cluster_name
+    if world.job.status.ray_cluster_name == name:
+        return Failure("HeadLost", f"RayCluster {name} was deleted by someone else")
+    draft.set(reasons.STATE_PROVISIONING)
+    if world.stranger:
+        draft.set(reasons.NAME_TAKEN, what=f"RayCluster {name} of {world.stranger}")
+        return provisioning_overdue(world, deadlines, f"; RayCluster {name} belongs to {world.stranger}")
+    if world.refusal is not None:
+        draft.set(reasons.CLUSTER_REJECTED, cluster=name, detail=world.refusal.detail)
+        rejected = Failure("ClusterRejected", f"RayCluster {name} is refused: {world.refusal.detail}", final=True)
+        if world.refusal.final or provisioning_overdue(world, deadlines, "") is not None:
+            return rejected
+    return None
+
+
+def observe(world: World, draft: Draft, cluster: Cluster, max_skipped: int) -> None:
+    """Facts that hold however the attempt goes on."""
+    draft.update(ray_cluster_name=cluster.name)
+    if cluster.spec is not None:
+        draft.update(total_steps=cluster.spec.algorithm.grpo.steps)
+    take_report(world, draft, max_skipped)
+
+
+def has_succeeded(world: World) -> bool:
+    """Exit code 0 is success; how the run ended is in its last report."""
+    return isinstance(world.driver, Driver) and world.driver.status == "SUCCEEDED"
+
+
+def all_pods_ready(world: World, cluster: Cluster) -> bool:
+    """Whether head and workers are all there and ready now."""
+    pods = [pod for pod in world.pods_of(cluster.name) if pod.ready and not pod.ended and not pod.deleting]
+    return len(pods) >= cluster.wanted and any(pod.head for pod in pods)
+
+
+def describe(world: World, draft: Draft, cluster: Cluster) -> None:
+    """Conditions of an attempt that lives."""
+    ready = sum(pod.ready and not pod.ended and not pod.deleting for pod in world.pods_of(cluster.name))
+    if all_pods_ready(world, cluster):
+        draft.set(reasons.PODS_READY, wanted=cluster.wanted)
+    else:
+        draft.set(reasons.PODS_PENDING, ready=ready, wanted=cluster.wanted, detail=pods_detail(world, cluster))
+    draft.set(reasons.NOT_RESTARTING)
+    _describe_driver(world, draft)
+    _describe_progress(world, draft, cluster)
+
+
+def _describe_driver(world: World, draft: Draft) -> None:
+    submission = world.job.submission_id
+    match world.driver:
+        case Driver(status="RUNNING"):
+            draft.set(reasons.DRIVER_RUNNING, submission=submission)
+        case Driver():
+            draft.set(reasons.DRIVER_SUBMITTED, submission=submission)
+        case Unreachable(detail):
+            draft.set(reasons.DRIVER_UNREACHABLE, detail=detail)
+        case DriverUnknown() | None:
+            draft.set(reasons.DRIVER_NOT_SUBMITTED)
+
+
+def _describe_progress(world: World, draft: Draft, cluster: Cluster) -> None:
+    report = world.report
+    if cluster.provisioned is None:
+        draft.set(reasons.STATE_PROVISIONING)
+    elif report is None or steps_of_attempt(report) <= 0:
+        draft.set(reasons.STATE_STARTING)
+    else:
+        draft.set(reasons.STATE_RUNNING, step=report.step, total=report.total_steps)
+    if report is not None and steps_of_attempt(report) > 0:
+        draft.set(reasons.STEP_ADVANCED, phase=report.phase)
+    elif isinstance(world.driver, Driver) or report is not None:
+        draft.set(reasons.WAITING_FOR_FIRST_STEP, phase=report.phase if report else "Starting")
+    else:
+        draft.set(reasons.NOT_STARTED)
+
+
+def submission(world: World, cluster: Cluster, current: RLJobSpec | None) -> SubmitDriver | None:
+    """The driver's submission, when it is due: once, on a complete cluster that does not know it."""
+    spec = cluster.spec or current
+    if spec is None or not isinstance(world.driver, DriverUnknown) or not all_pods_ready(world, cluster):
+        return None
+    job = world.job
+    return SubmitDriver(
+        cluster=cluster.name,
+        submission_id=job.submission_id,
+        entrypoint=names.DRIVER_ENTRYPOINT,
+        environment={
+            names.ENV_SPEC: json.dumps(spec.to_wire(), separators=(",", ":"), sort_keys=True),
+            names.ENV_NAME: job.name,
+            names.ENV_NAMESPACE: job.namespace,
+            names.ENV_UID: job.uid,
+            names.ENV_ATTEMPT: str(job.status.attempt),
+            names.ENV_VOLUME: names.VOLUME_MOUNT_PATH,
+        },
+        metadata={
+            "rljob": f"{job.namespace}/{job.name}",
+            "rljob_uid": job.uid,
+            "rljob_attempt": str(job.status.attempt),
+        },
+    )

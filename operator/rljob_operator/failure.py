@@ -1,0 +1,156 @@
+"""Whether the attempt has failed, and why. Evidence first: what ended, then what is overdue."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+
+from rljob_api import exitcodes, names
+from rljob_api.spec import Deadlines
+
+from .report import last_step, steps_of_attempt
+from .times import parse_time
+from .world import Cluster, Driver, DriverUnknown, Pod, World, is_restartable
+
+_LOG_LINES = 12
+_LOG_CHARACTERS = 2000
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an attempt is over."""
+
+    reason: str
+    detail: str
+    exit_code: int | None = None
+    final: bool = False
+    """No restart can help."""
+    pod: str = ""
+
+
+def find_failure(world: World, cluster: Cluster, deadlines: Deadlines) -> Failure | None:
+    """The first thing that ended the attempt, or None while it lives."""
+    return (
+        _pods_lost(world, cluster)
+        or _driver_ended(world)
+        or _cluster_refused(world, cluster)
+        or _overdue(world, cluster, deadlines)
+    )
+
+
+def _pods_lost(world: World, cluster: Cluster) -> Failure | None:
+    exit_code = world.driver.exit_code if isinstance(world.driver, Driver) else None
+    if cluster.deleting:
+        return Failure("HeadLost", f"RayCluster {cluster.name} is being deleted by someone else", exit_code)
+    if cluster.provisioned is None:
+        return None
+    pods = world.pods_of(cluster.name)
+    heads = [pod for pod in pods if pod.head]
+    if not any(_runs(pod) for pod in heads):
+        pod, words = _evidence(world, heads, head=True)
+        return Failure("HeadLost", f"the head pod {pod} is gone{words}", exit_code, pod=pod)
+    workers = [pod for pod in pods if not pod.head]
+    lost = [pod for pod in workers if not _lives(pod, cluster)]
+    if lost or len(workers) < cluster.workers:
+        pod, words = _evidence(world, lost, head=False)
+        return Failure("WorkerLost", f"worker pod {pod} is gone{words}", exit_code, pod=pod)
+    return None
+
+
+def _runs(pod: Pod) -> bool:
+    return not pod.ended and not pod.deleting
+
+
+def _lives(pod: Pod, cluster: Cluster) -> bool:
+    """Runs, and was there when the cluster was first complete.
+
+    KubeRay replaces a lost worker within seconds; the replacement knows nothing of the run. A head is never replaced
+    (names.ANNOTATION_NO_HEAD_RESTART), so heads need no such test.
+    """
+    return _runs(pod) and cluster.provisioned is not None and pod.created <= cluster.provisioned
+
+
+def _evidence(world: World, lost: list[Pod], head: bool) -> tuple[str, str]:
+    """Name and last words of the pod that most likely ended the attempt."""
+    gone = [pod for pod in (*world.departed, *lost) if pod.head == head and pod.cluster == world.job.cluster_name]
+    gone.sort(key=lambda pod: not pod.last_words)
+    name = gone[0].name if gone else f"of {world.job.cluster_name}"
+    words = gone[0].last_words if gone and gone[0].last_words else world.warning
+    return name, f": {words}" if words else ""
+
+
+def _driver_ended(world: World) -> Failure | None:
+    match world.driver:
+        case Driver(status="FAILED", exit_code=code, message=message):
+            told = world.report.failed.message if world.report and world.report.failed else ""
+            code = (
+                code
+                if code is not None or world.report is None or world.report.failed is None
+                else world.report.failed.exit_code
+            )
+            ended = "the driver ended" if code is None else f"the driver ended with exit code {exitcodes.describe(code)}"
+            detail = ended + (f": {told}" if told else "") + _quote(message)
+            return Failure("DriverFailed", detail, code, final=not is_restartable(code))
+        case Driver(status="STOPPED"):
+            return Failure("DriverFailed", "the driver was stopped through Ray by someone else")
+        case DriverUnknown() if world.driver_seen or _stepped(world):
+            return Failure("DriverLost", f"Ray no longer knows the submission {world.job.submission_id}")
+    return None
+
+
+def _quote(message: str) -> str:
+    lines = [line.rstrip() for line in message.splitlines() if line.strip() and names.REPORT_LINE_PREFIX.strip() not in line]
+    text = "\n".join(lines[-_LOG_LINES:])[-_LOG_CHARACTERS:]
+    return f"\nlast log lines:\n{text}" if text else ""
+
+
+def _cluster_refused(world: World, cluster: Cluster) -> Failure | None:
+    """KubeRay refuses a cluster by a Warning event alone: no status, no pods, no second try."""
+    if not cluster.observed and world.warning.startswith(("InvalidRayClusterSpec", "InvalidRayClusterMetadata")):
+        return Failure("ClusterRejected", f"RayCluster {cluster.name} is refused: {world.warning}", final=True)
+    return None
+
+
+def _overdue(world: World, cluster: Cluster, deadlines: Deadlines) -> Failure | None:
+    if cluster.provisioned is None:
+        return provisioning_overdue(world, deadlines, pods_detail(world, cluster))
+    step, now = last_step(world), world.now
+    if step is None and steps_of_attempt(world.report) <= 0:
+        waited = (now - cluster.provisioned).total_seconds()
+        if waited > deadlines.first_step_seconds:
+            allowed = f"(firstStepSeconds {deadlines.first_step_seconds})"
+            detail = f"no step {waited:.0f} s after all pods were ready {allowed}{_phase(world)}"
+            return Failure("FirstStepDeadlineExceeded", detail)
+    elif step is not None:
+        waited = (now - step).total_seconds()
+        if waited > deadlines.stall_seconds:
+            detail = f"no step for {waited:.0f} s (stallSeconds {deadlines.stall_seconds}){_phase(world)}"
+            return Failure("StallDeadlineExceeded", detail)
+    return None
+
+
+def provisioning_overdue(world: World, deadlines: Deadlines, detail: str) -> Failure | None:
+    """Whether the attempt's pods took too long."""
+    start = world.job.status.attempt_start_time
+    waited = (world.now - parse_time(start)) if start else datetime.timedelta()
+    if waited.total_seconds() <= deadlines.provisioning_seconds:
+        return None
+    words = f"pods were not ready within {deadlines.provisioning_seconds} s (provisioningSeconds)"
+    return Failure("ProvisioningDeadlineExceeded", f"{words}{detail}")
+
+
+def pods_detail(world: World, cluster: Cluster) -> str:
+    """The newest problem of pods that are not ready, for messages."""
+    for pod in world.pods_of(cluster.name):
+        if not pod.ready and (pod.trouble or pod.last_words):
+            return f"; {pod.name}: {pod.trouble or pod.last_words}"
+    return f"; {world.warning}" if world.warning else ""
+
+
+def _phase(world: World) -> str:
+    return f"; last known phase {world.report.phase}" if world.report else "; the driver never reported"
+
+
+def _stepped(world: World) -> bool:
+    status = world.job.status
+    return bool(status.last_step_time and status.attempt_start_time and status.last_step_time >= status.attempt_start_time)

@@ -1,0 +1,68 @@
+"""What `decide` answers: actions, the whole new status, events, and when to look again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class PersistAttempt:
+    """Write the attempt's number before anything of it exists, against an uncached read of the job."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class CreateCluster:
+    """Create the attempt's RayCluster; an existing one of the same owner is success."""
+
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SubmitDriver:
+    """Submit the driver through Ray's jobs API; an existing submission of that id is success."""
+
+    cluster: str
+    submission_id: str
+    entrypoint: str
+    environment: Mapping[str, str]
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class DeleteCluster:
+    """Delete a RayCluster; its pods go with it. Only the object with this uid."""
+
+    name: str
+    uid: str
+
+
+Action = PersistAttempt | CreateCluster | SubmitDriver | DeleteCluster
+
+
+@dataclass(frozen=True)
+class EventNote:
+    """A Kubernetes event about the RLJob; sent after the status was written."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer to one World.
+
+    The status goes first, the actions after it: evidence is kept before what it came from is deleted, and an attempt is
+    counted before it exists. A refused status write (somebody else changed the job) cancels the actions.
+    """
+
+    actions: tuple[Action, ...] = ()
+    status_patch: Mapping[str, Any] | None = None
+    """A merge patch of the status; None where nothing has to be written."""
+    events: tuple[EventNote, ...] = ()
+    requeue_after: float | None = None
+    """Seconds until the next look; None waits for an event of the watches."""

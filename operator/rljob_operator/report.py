@@ -1,0 +1,99 @@
+"""The driver's report as fields and conditions of the status."""
+
+from __future__ import annotations
+
+import datetime
+import math
+
+from rljob_api import reasons
+from rljob_api.progress import ProgressReport, PromptCounts
+from rljob_api.status import ValidationResult
+
+from .draft import Draft
+from .times import format_time, parse_time
+from .world import World
+
+
+def decimal(value: float | None) -> str | None:
+    """A number as the API writes it; what is no finite number is left out."""
+    if value is None or not math.isfinite(value):
+        return None
+    return f"{value:.4f}"
+
+
+def steps_of_attempt(report: ProgressReport | None) -> int:
+    """Steps that this attempt itself has done."""
+    if report is None:
+        return 0
+    return report.step - (report.resume.from_step if report.resume else 0)
+
+
+def last_step(world: World) -> datetime.datetime | None:
+    """When this attempt's last step was seen; None before its first.
+
+    The report's own time is taken only within what this clock has seen: a pod's clock may be wrong.
+    """
+    status, report = world.job.status, world.report
+    start = parse_time(status.attempt_start_time) if status.attempt_start_time else world.now
+    known = parse_time(status.last_step_time) if status.last_step_time else None
+    if known is not None and known < start:
+        known = None
+    if report is None or steps_of_attempt(report) <= 0 or (known is not None and report.step == status.step):
+        return known
+    told = world.now
+    if report.last_step_time is not None:
+        try:
+            told = parse_time(report.last_step_time)
+        except ValueError:
+            told = world.now
+    return min(max(told, known or start), world.now)
+
+
+def take_report(world: World, draft: Draft, max_skipped: int) -> None:
+    """Copy the report into the status."""
+    report = world.report
+    if report is None:
+        return
+    seen = last_step(world)
+    validation = world.job.status.validation
+    reward = decimal(report.validation_reward)
+    if report.validation_step is not None and reward is not None:
+        validation = ValidationResult(step=report.validation_step, reward=reward)
+    draft.update(
+        step=report.step,
+        total_steps=report.total_steps,
+        reward=decimal(report.reward) or world.job.status.reward,
+        validation=validation,
+        prompts=report.prompts,
+        rolled_back=report.rolled_back,
+        in_flight_prompts=report.in_flight_prompts,
+        checkpoint=report.checkpoint or world.job.status.checkpoint,
+        resume=report.resume,
+        last_step_time=format_time(seen) if seen else world.job.status.last_step_time,
+    )
+    _skipped(draft, report.prompts, max_skipped)
+
+
+def _skipped(draft: Draft, prompts: PromptCounts, budget: int) -> None:
+    if prompts.skipped == 0:
+        draft.set(reasons.SKIPPED_NONE, handed_out=prompts.handed_out)
+        return
+    causes = "; ".join(f"{cause}: {', '.join(map(str, ordinals[:10]))}" for cause, ordinals in prompts.skipped_by.items())
+    values = {"skipped": prompts.skipped, "handed_out": prompts.handed_out, "causes": causes or "cause not reported"}
+    if prompts.skipped <= budget:
+        draft.set(reasons.SKIPPED_WITHIN, **values)
+        return
+    if draft.reason_of(reasons.SKIPPED_EXCEEDED.condition) != reasons.SKIPPED_EXCEEDED.name:
+        draft.event("Warning", "PromptsSkipped", reasons.SKIPPED_EXCEEDED.message(budget=budget, **values))
+    draft.set(reasons.SKIPPED_EXCEEDED, budget=budget, **values)
+
+
+def summary(report: ProgressReport | None) -> str:
+    """One line about how far the run came."""
+    if report is None:
+        return "the driver's last report was not received"
+    parts = [f"step {report.step} of {report.total_steps}"]
+    if (reward := decimal(report.validation_reward)) is not None:
+        parts.append(f"validation reward {reward} at step {report.validation_step}")
+    parts.append(f"{report.prompts.skipped} of {report.prompts.handed_out} prompts skipped")
+    return ", ".join(parts)

@@ -1,0 +1,307 @@
+"""What was observed, frozen: the whole input of `decide`. Nothing here does I/O or reads a clock."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from pydantic import ValidationError
+
+from rljob_api import names
+from rljob_api.exitcodes import ExitCode
+from rljob_api.progress import ProgressReport
+from rljob_api.spec import RLJobSpec
+from rljob_api.status import RLJobStatus
+
+from .times import parse_time
+
+Key = tuple[str, str]
+"""Namespace and name of an RLJob."""
+
+
+class Stage(Enum):
+    """Where a job stands, read from what its status holds for good (attempt, lastFailure, finishTime), not from conditions."""
+
+    BETWEEN = "no attempt is under way: the first one or the next one is due"
+    ATTEMPT = "an attempt is under way"
+    FINISHED = "the job has ended"
+
+
+@dataclass(frozen=True)
+class Job:
+    """An RLJob as the API server holds it."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    resource_version: str
+    deleting: bool
+    spec: Any
+    status: RLJobStatus
+    raw_status: Mapping[str, Any]
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name."""
+        return self.namespace, self.name
+
+    @property
+    def stage(self) -> Stage:
+        """Where the job stands."""
+        status = self.status
+        if status.finish_time is not None:
+            return Stage.FINISHED
+        failed = status.last_failure is not None and status.last_failure.attempt == status.attempt
+        return Stage.BETWEEN if status.attempt == 0 or failed else Stage.ATTEMPT
+
+    @property
+    def cluster_name(self) -> str:
+        """The RayCluster of the current attempt."""
+        return names.cluster_name(self.name, self.status.attempt)
+
+    @property
+    def submission_id(self) -> str:
+        """Ray's submission id of the current attempt."""
+        return names.submission_id(self.name, self.status.attempt)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A RayCluster that carries this job's label or its attempt's name."""
+
+    name: str
+    uid: str
+    owner_uid: str
+    created: datetime.datetime
+    deleting: bool
+    workers: int
+    provisioned: datetime.datetime | None
+    """When KubeRay first saw all pods ready; it never takes that back, so this is history, not liveness."""
+    observed: bool
+    """Whether KubeRay has written any status: a cluster that it refuses never gets one."""
+    spec: RLJobSpec | None
+    """The job's spec as this attempt was started with."""
+
+    @property
+    def wanted(self) -> int:
+        """Pods of the cluster, the head included."""
+        return self.workers + 1
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod with this job's label."""
+
+    name: str
+    cluster: str
+    job_uid: str
+    head: bool
+    created: datetime.datetime
+    ready: bool
+    ended: bool
+    """Its phase is Failed or Succeeded, or its Ray container has terminated (which is never restarted)."""
+    deleting: bool
+    trouble: str = ""
+    """Why it does not start, in the kubelet's or the scheduler's words."""
+    last_words: str = ""
+    """How its Ray container ended, or why it was evicted."""
+
+
+@dataclass(frozen=True)
+class Driver:
+    """What Ray's jobs API says of the attempt's submission."""
+
+    status: str
+    """PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED."""
+    exit_code: int | None = None
+    message: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether Ray calls it over."""
+        return self.status in {"STOPPED", "SUCCEEDED", "FAILED"}
+
+
+@dataclass(frozen=True)
+class DriverUnknown:
+    """Ray answered that it knows no such submission."""
+
+
+@dataclass(frozen=True)
+class Unreachable:
+    """The question could not be answered; never a failure by itself."""
+
+    detail: str
+
+
+DriverAnswer = Driver | DriverUnknown | Unreachable
+
+
+@dataclass(frozen=True)
+class World:
+    """One moment: the job, what belongs to it, what the driver says, and the clock."""
+
+    now: datetime.datetime
+    job: Job
+    clusters: tuple[Cluster, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    departed: tuple[Pod, ...] = ()
+    """Pods of the attempt that are gone, as they were last seen."""
+    stranger: str = ""
+    """Owner of an object that bears the attempt's cluster name and is not ours."""
+    claim_exists: bool | None = None
+    """None where this pass had no need to ask; likewise the two below."""
+    kuberay_present: bool | None = None
+    driver: DriverAnswer | None = None
+    report: ProgressReport | None = None
+    """The newest report of this attempt, possibly from an earlier pass."""
+    driver_seen: bool = False
+    """Whether Ray has known the attempt's submission in an earlier pass."""
+    warning: str = ""
+    """The newest Kubernetes event about the attempt's cluster that tells of trouble."""
+    refusal: Refusal | None = None
+    """How the last try to create the attempt's cluster was refused."""
+    written: datetime.datetime | None = None
+    """When this process last wrote the status."""
+    status_seconds: float = 15.0
+    poll_seconds: float = 2.0
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The current attempt's cluster."""
+        name = self.job.cluster_name
+        return next((one for one in self.clusters if one.name == name and one.owner_uid == self.job.uid), None)
+
+    def pods_of(self, cluster: str) -> list[Pod]:
+        """Pods that belong to one cluster."""
+        return [pod for pod in self.pods if pod.cluster == cluster]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The API server's answer to a create; `final` when trying again can't help."""
+
+    detail: str
+    final: bool
+
+
+# ---- Reading Kubernetes' objects ----
+
+
+def read_status(raw: Mapping[str, Any]) -> RLJobStatus:
+    """The status as a model. What this version can't read (written by another version) is left out, never fatal."""
+    rest = dict(raw)
+    while True:
+        try:
+            return RLJobStatus.model_validate(rest)
+        except ValidationError as error:
+            unreadable = {str(detail["loc"][0]) for detail in error.errors() if detail["loc"]}
+            if not unreadable & rest.keys():
+                return RLJobStatus()
+            rest = {key: value for key, value in rest.items() if key not in unreadable}
+
+
+def read_job(obj: Mapping[str, Any]) -> Job:
+    """An RLJob object."""
+    metadata = obj["metadata"]
+    raw_status = obj.get("status") or {}
+    return Job(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        generation=metadata.get("generation", 1),
+        resource_version=metadata["resourceVersion"],
+        deleting="deletionTimestamp" in metadata,
+        spec=obj.get("spec") or {},
+        status=read_status(raw_status),
+        raw_status=raw_status,
+    )
+
+
+def read_cluster(obj: Mapping[str, Any]) -> Cluster:
+    """A RayCluster object."""
+    metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
+    provisioned = None
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "RayClusterProvisioned" and condition["status"] == "True":
+            provisioned = parse_time(condition["lastTransitionTime"])
+    return Cluster(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        owner_uid=next((ref["uid"] for ref in metadata.get("ownerReferences") or [] if ref.get("controller")), ""),
+        created=parse_time(metadata["creationTimestamp"]),
+        deleting="deletionTimestamp" in metadata,
+        workers=sum(group.get("replicas") or 0 for group in spec.get("workerGroupSpecs") or []),
+        provisioned=provisioned,
+        observed=bool(status),
+        spec=_attempt_spec((metadata.get("annotations") or {}).get(names.ANNOTATION_SPEC)),
+    )
+
+
+def _attempt_spec(text: str | None) -> RLJobSpec | None:
+    try:
+        return None if text is None else RLJobSpec.model_validate(json.loads(text))
+    except ValueError:  # somebody edited it, or another version wrote it: the job's own spec is used
+        return None
+
+
+def read_pod(obj: Mapping[str, Any]) -> Pod:
+    """A pod with our label."""
+    metadata, status = obj["metadata"], obj.get("status") or {}
+    labels = metadata.get("labels") or {}
+    containers = list(status.get("containerStatuses") or [])
+    terminated = next((state for one in containers[:1] if (state := (one.get("state") or {}).get("terminated"))), None)
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
+    return Pod(
+        name=metadata["name"],
+        cluster=labels.get(names.LABEL_RAY_CLUSTER, ""),
+        job_uid=labels.get(names.LABEL_UID, ""),
+        head=labels.get(names.LABEL_RAY_NODE_TYPE) == "head",
+        created=parse_time(metadata["creationTimestamp"]),
+        ready=conditions.get("Ready", {}).get("status") == "True",
+        ended=status.get("phase") in {"Failed", "Succeeded"} or terminated is not None,
+        deleting="deletionTimestamp" in metadata,
+        trouble=_trouble(status, conditions),
+        last_words=_last_words(status, terminated),
+    )
+
+
+_QUIET = frozenset({"ContainerCreating", "PodInitializing"})
+
+
+def _trouble(status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]) -> str:
+    for one in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        waiting = (one.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason", "ContainerCreating") not in _QUIET:
+            return _join(waiting["reason"], waiting.get("message"))
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        return _join(scheduled.get("reason", "Unschedulable"), scheduled.get("message"))
+    return ""
+
+
+def _last_words(status: Mapping[str, Any], terminated: Mapping[str, Any] | None) -> str:
+    words = _join(status.get("reason", ""), status.get("message"))
+    if terminated is not None:
+        code = f"{terminated.get('reason', 'Terminated')}, exit code {terminated.get('exitCode')}"
+        words = _join(words, _join(code, terminated.get("message"))) if words else _join(code, terminated.get("message"))
+    return words
+
+
+def _join(first: str, second: str | None) -> str:
+    if not second:
+        return first
+    return f"{first}: {' '.join(second.split())}" if first else " ".join(second.split())
+
+
+def is_restartable(exit_code: int | None) -> bool:
+    """Whether another attempt may end differently. Codes that are not ours (signals, the shell's) count as transient."""
+    try:
+        return exit_code is None or ExitCode(exit_code).transient
+    except ValueError:
+        return True
