@@ -61,7 +61,7 @@ class SeekableSource:
         order = self._orders.get(epoch)
         if order is None:
             order = list(range(len(self._rows)))
-            random.Random(f"{self._seed}:{epoch}").shuffle(order)
+            random.Random(f"{self._seed}:{epoch}").shuffle(order)  # noqa: S311 - reproducible, not secret
             # Live ordinals span at most two neighbouring epochs in practice; older orders are cheap to remake.
             self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) <= 1}
             self._orders[epoch] = order

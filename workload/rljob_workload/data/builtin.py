@@ -53,7 +53,7 @@ def _copy3() -> TaskData:
 def _copyv() -> TaskData:
     """Copy one to six digits: '42....=' -> '42', then end. The answers' lengths differ."""
     tokenizer = DigitTokenizer()
-    rng = random.Random(1)  # part of the data set's definition, not of a run
+    rng = random.Random(1)  # noqa: S311 - part of the data set's definition
     numbers = sorted({"".join(rng.choices("0123456789", k=rng.randint(1, 6))) for _ in range(1000)})
     rows = tuple(Row(tokenizer.encode(f"{n:.<6}="), n) for n in numbers)
     return TaskData("copyv", tokenizer, rows, eos=EOS, answer_tokens=7)

@@ -17,7 +17,10 @@ class Score:
 
 
 class Environment(Protocol):
-    """Judges one answer. Runs beside the collector, may take its time, and may raise: the prompt is then retried."""
+    """Judges one answer. May take its time and may raise: the prompt is then retried."""
+
+    #: Whether `score` only computes, in microseconds: it is then called in the collector itself instead of in a thread.
+    quick: bool
 
     def score(self, answer: str, expected: str) -> Score:
         """Judge an answer's text against what the data set's row expects."""

@@ -70,7 +70,7 @@ class Policy:
         self.data_rank = parallel_state.get_data_parallel_rank()
         self.data_size = parallel_state.get_data_parallel_world_size()
         #: Whether this rank speaks for its model-parallel group: it has the last stage's output.
-        self.speaks = parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
+        self.speaks: bool = parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
         self.config = _transformer_config(settings)
         self.model = _build_model(settings, self.config)
         self.ddp, self.optimizer = _build_training(settings, self.config, self.model)
@@ -93,7 +93,7 @@ class Policy:
 
     def clear_rotary_cache(self) -> None:
         """The rotary embedding's cache may hold inference-mode tensors, which a training forward must not see."""
-        forward = getattr(getattr(self.model, "rotary_pos_emb", None), "forward", None)
+        forward: Any = getattr(getattr(self.model, "rotary_pos_emb", None), "forward", None)
         if hasattr(forward, "cache_clear"):
             forward.cache_clear()
 

@@ -11,7 +11,7 @@ import asyncio
 import concurrent.futures
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -197,6 +197,10 @@ class Collector:
 
     def _accept(self, answers: Sequence[Answer]) -> None:
         for group in self._rollouts.arrive(answers):
+            if self._environment.quick:
+                # Judged at once: a slice that starts before its neighbours are judged would run with few requests.
+                self._judged(group, self._judge)
+                continue
             task = asyncio.create_task(self._score(group))
             self._scoring.add(task)
             task.add_done_callback(self._scoring.discard)
@@ -205,28 +209,35 @@ class Collector:
             self._lost(group, f"{len(group.answers)} answers after {seconds} s (generation.answerTimeoutSeconds)")
 
     async def _score(self, group: Group) -> None:
-        """Ask the environment, in a thread and with its deadline; what goes wrong there costs one try."""
-        expected = self._rollouts.expected(group.ordinal)
-        texts = [self._tokenizer.decode(answer.tokens) for answer in group.answers]
-
-        def judge() -> list[tuple[float, bool]]:
-            scores = [self._environment.score(text, expected) for text in texts]
-            for score in scores:
-                if not abs(score.reward) < float("inf"):
-                    raise ValueError(f"the reward is {score.reward}")
-            return [(float(score.reward), bool(score.correct)) for score in scores]
-
+        """Ask a slow environment, in a thread and with its deadline."""
         timeout = float(self._spec.environment.timeout_seconds)
-        try:
-            scores = await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(self._scorers, judge), timeout)
-        except TimeoutError:
+        work = asyncio.get_running_loop().run_in_executor(self._scorers, self._judge, group)
+        done, _ = await asyncio.wait([work], timeout=timeout)
+        if done:
+            self._judged(group, lambda _: work.result())
+        else:
+            work.add_done_callback(lambda late: late.cancelled() or late.exception())
             self._lost(group, f"the environment took more than {timeout:g} s (environment.timeoutSeconds)")
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _judge(self, group: Group) -> list[tuple[float, bool]]:
+        """Reward and verdict of each answer."""
+        expected = self._rollouts.expected(group.ordinal)
+        scores = [self._environment.score(self._tokenizer.decode(a.tokens), expected) for a in group.answers]
+        for score in scores:
+            if not abs(score.reward) < float("inf"):
+                raise ValueError(f"the reward is {score.reward}")
+        return [(float(score.reward), bool(score.correct)) for score in scores]
+
+    def _judged(self, group: Group, judge: Callable[[Group], list[tuple[float, bool]]]) -> None:
+        """Take over the environment's verdict; what goes wrong there costs one try."""
+        try:
+            scores = judge(group)
         except Exception as err:  # noqa: BLE001 - whatever an environment raises, the prompt is retried and counted
             self._lost(group, f"the environment raised {type(err).__name__}: {err}")
         else:
             self._rollouts.scored(group, scores)
-        async with self._changed:
-            self._changed.notify_all()
 
     def _lost(self, group: Group, why: str) -> None:
         cause = self._rollouts.failed(group)

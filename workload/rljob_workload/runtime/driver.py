@@ -174,7 +174,8 @@ class Driver:
 
     def _validate(self, step: int) -> float:
         self._progress.update(phase="Validating")
-        assert self._spec.validation is not None and self._actors is not None
+        assert self._spec.validation is not None
+        assert self._actors is not None
         replicas = self._actors.replicas
         prompts = validation_prompts(self._task, self._spec.validation.prompts)
         calls = [

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import uuid
 from pathlib import Path
+from typing import Any
 
 from rljob_api.exitcodes import ExitCode
 from rljob_api.layout import layout_of
@@ -57,7 +58,8 @@ def _next_attempt(spec: RLJobSpec, name: str, namespace: str, directory: Path) -
     path = directory / _STATE
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        state = json.loads(path.read_text()) if path.exists() else {"uid": str(uuid.uuid4()), "attempt": 0, "name": name}
+        fresh: dict[str, Any] = {"uid": str(uuid.uuid4()), "attempt": 0, "name": name}
+        state = json.loads(path.read_text()) if path.exists() else fresh
         uid, number = str(state["uid"]), int(state["attempt"]) + 1
         if state["name"] != name:
             raise RunError(

@@ -43,10 +43,10 @@ def execute(
         log.error("exit code %s: %s", describe(code), message)  # noqa: TRY400 - bad input gets no traceback
         return int(code)
     try:
-        code = _guarded(attempt, progress, start_ray, spread=spread)
+        status = _guarded(attempt, progress, start_ray, spread=spread)
         if linger_seconds:
             progress.wait_until_read(linger_seconds)
-        return code
+        return status
     finally:
         server.close()
         close_files()

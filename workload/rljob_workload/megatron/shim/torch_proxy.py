@@ -18,9 +18,9 @@ CPU = torch.device("cpu")
 _GIB = 1 << 30
 #: Functions that create tensors on a device named by a keyword.
 _FACTORIES = (
-    "tensor zeros ones empty full arange rand randn randint zeros_like ones_like empty_like full_like as_tensor "
-    "linspace eye randperm empty_strided scalar_tensor"
-).split()
+    *("tensor", "zeros", "ones", "empty", "full", "arange", "rand", "randn", "randint", "linspace", "eye"),
+    *("zeros_like", "ones_like", "empty_like", "full_like", "as_tensor", "randperm", "empty_strided", "scalar_tensor"),
+)
 
 _installed = False
 
@@ -211,5 +211,5 @@ def _patch_tensor() -> None:
         return self if _called_from_megatron() else real_pin(self, *args, **kwargs)
 
     torch.Tensor.type = type_  # type: ignore[assignment]
-    torch.Tensor.cuda = cuda  # type: ignore[method-assign]
-    torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign]
+    torch.Tensor.cuda = cuda  # type: ignore[method-assign,assignment]
+    torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign,assignment]
