@@ -77,7 +77,7 @@ cluster_down() {
     # the runtime itself ends the pods and undoes their networks and mounts
     "$BIN/k8s" cri-clean "unix://$SOCKET" >> "$LOGS/cri-clean.log" 2>&1 || say "note: not all pods ended in order: $(tail -n 1 "$LOGS/cri-clean.log")"
   fi
-  stop forward coredns kube-proxy kube-scheduler kube-controller-manager volume-provisioner kube-apiserver etcd containerd
+  stop forward containerd   # it keeps the images' book; nothing of the others is kept, so they need no goodbye
   sweep
   say "down; nothing is left behind (a check: dev/check-clean.sh). Compiled programs and images stay in $CACHE"
 }
