@@ -38,6 +38,7 @@ from rljob_workload.runtime.progress import Progress, utc_now
 from rljob_workload.runtime.rank import RankStep
 from rljob_workload.runtime.settings import Attempt
 from rljob_workload.runtime.step import Phases, Totals, metrics_line, validation_prompts
+from rljob_workload.runtime.stop import StopSignal
 
 log = logging.getLogger("rljob.driver")
 
@@ -45,10 +46,11 @@ log = logging.getLogger("rljob.driver")
 class Driver:
     """Runs one attempt. `run` returns how it finished or raises `RunError`."""
 
-    def __init__(self, attempt: Attempt, progress: Progress, *, spread: bool) -> None:
+    def __init__(self, attempt: Attempt, progress: Progress, stop: StopSignal, *, spread: bool) -> None:
         self._attempt = attempt
         self._spec = attempt.spec
         self._progress = progress
+        self._stop = stop
         self._spread = spread
         self._directory = RunDirectory(attempt.directory)
         self._metrics = MetricsFile(attempt.directory / "metrics.jsonl")
@@ -105,10 +107,11 @@ class Driver:
 
     def _train_to_the_end(self) -> Finished:
         grpo = self._spec.algorithm.grpo
-        while self._version < grpo.steps:
-            reached = self._step(self._version + 1)
-            if reached is not None:
-                return reached
+        with self._stop.between_steps():
+            while self._version < grpo.steps:
+                reached = self._step(self._version + 1)
+                if reached is not None:
+                    return reached
         return Finished(reason="Completed", message=f"all {grpo.steps} steps are done")
 
     # ---- one step ---------------------------------------------------------------------------
@@ -133,15 +136,18 @@ class Driver:
             with phases.timed("validate"):
                 reward = self._validate(step)
         reached = self._reached(step, reward)
-        if reached is not None and not save_due:
-            # The weights that reached the target are what the run was for.
+        stop = self._stop.asked
+        if (stop or reached is not None) and not save_due:
+            # The weights that reached the target are what the run was for; a stopped run goes on from here.
             with phases.timed("save"):
                 self._call_ranks("sleep", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
                 self._save(step)
-        if reached is None and step < self._spec.algorithm.grpo.steps:
+        if reached is None and not stop and step < self._spec.algorithm.grpo.steps:
             with phases.timed("commit"):
                 self._get(self._collector().resume.remote(self._version), self._stall(), "the collector hangs")
         self._report(step, taken.info, results, counters, phases, reward)
+        if stop and reached is None:
+            raise RunError(ExitCode.STOPPED, f"stopped by SIGTERM after step {step}, which was saved")
         return reached
 
     def _take(self, step: int) -> tuple[Taken, Any]:

@@ -68,7 +68,9 @@ class Rank:
 
     def address(self) -> str:
         """A free address on this rank's node, where the ranks meet (asked of rank 0)."""
-        host = os.environ.get("RLJOB_RANK_HOST") or socket.gethostbyname(socket.gethostname())
+        import ray
+
+        host = ray.util.get_node_ip_address()
         with socket.socket() as probe:
             probe.bind((host, 0))
             return f"{host}:{probe.getsockname()[1]}"

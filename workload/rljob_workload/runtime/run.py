@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 from rljob_api.exitcodes import ExitCode, describe
 from rljob_api.progress import Failed, Finished, ProgressReport
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.logs import FORMAT, close_files, log_to_file
 from rljob_workload.runtime.progress import Progress, ProgressServer, utc_now
-from rljob_workload.runtime.settings import Attempt
+from rljob_workload.runtime.settings import Attempt, check_versions
+from rljob_workload.runtime.stop import StoppedError, StopSignal
 
 log = logging.getLogger("rljob.driver")
 
@@ -78,13 +75,14 @@ def _serve(attempt: Attempt, mirror: Path, host: str, port: int) -> tuple[Progre
 
 def _guarded(attempt: Attempt, progress: Progress, start_ray: Callable[[], None], *, spread: bool) -> int:
     """The driver with every end turned into an exit code and a last report."""
+    stop = StopSignal()
     try:
-        with _terminable():
-            finished = _drive(attempt, progress, start_ray, spread=spread)
+        with stop.installed():
+            finished = _drive(attempt, progress, start_ray, stop, spread=spread)
     except RunError as err:
         return _failed(progress, err.code, str(err))
-    except _Stopped as stop:
-        return _failed(progress, ExitCode.STOPPED, f"stopped by {stop}; the last checkpoint is the one to resume from")
+    except StoppedError as err:
+        return _failed(progress, ExitCode.STOPPED, f"stopped by {err} before a step was under way")
     except KeyboardInterrupt:
         _failed(progress, ExitCode.STOPPED, "stopped by Ctrl-C; run the same command again to go on")
         return 130
@@ -95,13 +93,14 @@ def _guarded(attempt: Attempt, progress: Progress, start_ray: Callable[[], None]
     return int(ExitCode.OK)
 
 
-def _drive(attempt: Attempt, progress: Progress, start_ray: Callable[[], None], *, spread: bool) -> Finished:
+def _drive(attempt: Attempt, progress: Progress, start_ray: Callable[[], None], stop: StopSignal, *, spread: bool) -> Finished:
     began = time.monotonic()
     import ray
 
     from rljob_workload.runtime.driver import Driver
 
-    driver = Driver(attempt, progress, spread=spread)
+    check_versions()
+    driver = Driver(attempt, progress, stop, spread=spread)
     start_ray()
     log.info("Ray is up after %.1f s", time.monotonic() - began)
     try:
@@ -121,27 +120,6 @@ def _volume_or_port(err: OSError | RunError) -> tuple[ExitCode, str]:
         return err.code, str(err)
     where = err.filename or "the run's directory"
     return ExitCode.ENVIRONMENT_MISSING, f"cannot write {where}: {err.strerror or err}"
-
-
-class _Stopped(BaseException):
-    """SIGTERM arrived. Not an Exception: nothing on the way may handle it."""
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends the attempt by an exception, so that actors and Ray are shut down in order."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise _Stopped(signal.Signals(number).name)
-
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def log_to_stderr(*, quiet: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 from collections.abc import Mapping
@@ -15,6 +16,9 @@ from rljob_api.findings import Finding, errors, render
 from rljob_api.manifest import judge
 from rljob_api.spec import RLJobSpec
 from rljob_workload.runtime.errors import RunError
+
+#: The release whose private call sites the CPU shim knows (`megatron.shim.patch_points`).
+MEGATRON_VERSION = "0.19.2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,16 @@ def checked_spec(name: str, raw: Any) -> tuple[RLJobSpec, tuple[Finding, ...]]:
     if wrong or verdict.spec is None:
         raise RunError(ExitCode.INVALID_SPEC, f"the spec is refused: {render(wrong)}")
     return verdict.spec, tuple(finding for finding in verdict.findings if finding.severity == "warning")
+
+
+def check_versions() -> None:
+    """The CPU shim and Ray's protocol each belong to exactly one release."""
+    for package, wanted in {"megatron-core": MEGATRON_VERSION, "ray": names.RAY_VERSION}.items():
+        installed = importlib.metadata.version(package)
+        if installed != wanted:
+            raise RunError(
+                ExitCode.VERSION_MISMATCH, f"{package} {installed} is installed; this version needs {package}=={wanted}"
+            )
 
 
 def _required(environment: Mapping[str, str], name: str) -> str:

@@ -1,0 +1,175 @@
+"""The collector's bookkeeping: ages, retries, resume, and a run that ends with nothing left."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from rljob_workload.algorithm.batch import Answer, Request
+from rljob_workload.core.ledger import SkipCause, State
+from rljob_workload.core.rollouts import Group, RolloutError, Rollouts, RolloutSettings
+from rljob_workload.core.source import Row, SeekableSource
+from rljob_workload.core.window import Window
+
+G = 2
+
+
+def make(*, prompts: int = 4, max_age: int = 1, steps: int = 50, limit: int = 8, budget: int = 1, seed: int = 0) -> Rollouts:
+    source = SeekableSource([Row((1, index), str(index)) for index in range(20)], seed=seed, shuffle=True)
+    settings = RolloutSettings(G, limit, longest_prompt=4, answer_timeout=10.0, retry_budget=budget)
+    return Rollouts(source, Window(prompts, max_age, steps), settings)
+
+
+def answers(request: Request, first: int, last: int | None = None) -> list[Answer]:
+    versions = ((0, first),) if last is None else ((0, first), (1, last))
+    return [Answer(request.tag, (5, 6), (-0.5, -0.5), versions) for _ in range(request.answers)]
+
+
+def finish(rollouts: Rollouts, request: Request, first: int, last: int | None = None) -> None:
+    (group,) = rollouts.arrive(answers(request, first, last))
+    rollouts.scored(group, [(0.0, False), (1.0, True)])
+
+
+def open_group(rollouts: Rollouts, request: Request) -> Group:
+    (group,) = rollouts.arrive(answers(request, 0))
+    return group
+
+
+def test_a_step_takes_the_oldest_groups_and_trains_their_advantages() -> None:
+    rollouts = make(prompts=2, limit=4)
+    requests = rollouts.dispatch(version=0, now=0.0)
+    assert [r.tag for r in requests] == [(0, 0), (1, 0), (2, 0), (3, 0)]
+    for request in (requests[3], requests[2]):
+        finish(rollouts, request, 0)
+    taken = rollouts.take(1, version=0)
+    assert taken is not None
+    batch, info = taken
+    assert batch.ordinals == (2, 3)
+    assert [row.advantage for row in batch.rows[:2]] == pytest.approx([-0.7070068, 0.7070068])
+    assert batch.rows[0].prompt_length == 2
+    assert (info.reward, info.correct, info.samples, info.answer_tokens, info.spanning) == (0.5, 0.5, 4, 8, 0)
+
+
+def test_a_step_waits_for_a_group_that_the_next_version_would_make_too_old() -> None:
+    rollouts = make(prompts=2, max_age=1, limit=4)
+    slow, *others = rollouts.dispatch(version=0, now=0.0)
+    for request in others[:2]:
+        finish(rollouts, request, 0)
+    assert rollouts.take(1, version=0) is not None
+    rollouts.commit(1, (1, 2))
+    finish(rollouts, others[2], 0)
+    finish(rollouts, rollouts.dispatch(version=1, now=0.0)[0], 1)
+    assert rollouts.missing(version=1) == 1
+    assert rollouts.take(2, version=1) is None
+    finish(rollouts, slow, 0, 1)
+    taken = rollouts.take(2, version=1)
+    assert taken is not None
+    assert taken[0].ordinals == (0, 3)
+    assert (taken[1].oldest_age, taken[1].spanning) == (1, 2)
+
+
+def test_a_failed_group_is_answered_again_and_late_answers_of_the_failed_try_are_dropped() -> None:
+    rollouts = make()
+    request, *_ = rollouts.dispatch(version=0, now=0.0)
+    (overdue, *_) = rollouts.overdue(now=10.1)
+    assert overdue.ordinal == 0
+    assert rollouts.failed(overdue) is None
+    assert rollouts.arrive(answers(request, 0)) == []
+    again = next(r for r in rollouts.dispatch(version=0, now=10.1) if r.tag[0] == 0)
+    assert again.tag == (0, 1)
+    finish(rollouts, again, 0)
+    assert rollouts.ledger.state_of(0) is State.BUFFERED
+
+
+def test_a_prompt_that_always_fails_is_skipped_by_name_after_its_budget() -> None:
+    rollouts = make(budget=2)
+    causes = []
+    for _ in range(3):
+        request = next(r for r in rollouts.dispatch(version=0, now=0.0) if r.tag[0] == 0)
+        causes.append(rollouts.failed(open_group(rollouts, request)))
+    assert causes == [None, None, SkipCause.RETRY_BUDGET_EXHAUSTED]
+    assert rollouts.ledger.skipped_names() == {"RetryBudgetExhausted": [0]}
+    rollouts.ledger.check()
+
+
+def test_a_prompt_that_does_not_fit_is_skipped_and_another_takes_its_place() -> None:
+    source = SeekableSource([Row((1,) * length, "") for length in (2, 9, 2)], seed=0, shuffle=False)
+    rollouts = Rollouts(source, Window(2, 1, 50), RolloutSettings(G, 4, 4, 10.0, 1))
+    assert [r.tag[0] for r in rollouts.dispatch(version=0, now=0.0)] == [0, 2, 3, 5]
+    assert rollouts.ledger.skipped_names() == {"PromptTooLong": [1, 4]}
+
+
+def test_a_resumed_run_keeps_finished_groups_and_hands_the_others_out_again() -> None:
+    rollouts = make(prompts=2, limit=4)
+    requests = rollouts.dispatch(version=0, now=0.0)
+    for request in requests[:3]:
+        finish(rollouts, request, 0)
+    assert rollouts.take(1, version=0) is not None
+    rollouts.commit(1, (0, 1))
+    saved = json.loads(json.dumps(rollouts.snapshot()))
+
+    resumed = make(prompts=2, limit=4)
+    report = resumed.restore(saved)
+    assert (report.handed_out, report.restored_groups, report.rehanded) == (4, 1, [3])
+    assert [r.tag[0] for r in resumed.dispatch(version=1, now=0.0)] == [3, 4, 5]
+    finish(resumed, Request((3, 0), (), G), 1)
+    taken = resumed.take(2, version=1)
+    assert taken is not None
+    assert taken[0].ordinals == (2, 3)
+
+
+def test_restored_groups_that_are_too_old_or_incomplete_are_answered_again() -> None:
+    rollouts = make(prompts=2, limit=4)
+    for request in rollouts.dispatch(version=0, now=0.0)[:2]:
+        finish(rollouts, request, 0)
+    saved = rollouts.snapshot()
+    saved["buffer"][0]["answers"].pop()
+    resumed = make(prompts=2, limit=4)
+    assert resumed.restore(saved).rehanded == [0, 2, 3]
+    assert resumed.take(6, version=5) is None
+    assert resumed.ledger.state_of(1) is State.RETRYABLE
+    resumed.ledger.check()
+
+
+def test_other_data_is_refused_on_resume() -> None:
+    saved = make(seed=0).snapshot()
+    with pytest.raises(RolloutError, match="the data has changed"):
+        make(seed=1).restore(saved)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_schedules_train_every_prompt_once_in_time_and_end_empty(seed: int) -> None:
+    """Answers in any order, failures, restarts at any step: nothing lost, nothing twice, nothing too old."""
+    rng = random.Random(seed)
+    max_age, steps = rng.choice((1, 2)), 25
+    rollouts = make(max_age=max_age, steps=steps, limit=rng.randint(3, 12), budget=100)
+    in_flight: dict[tuple[int, int], tuple[Request, int]] = {}
+    trained: list[int] = []
+    version = 0
+    while version < steps:
+        in_flight |= {r.tag: (r, version) for r in rollouts.dispatch(version, 0.0)}
+        rollouts.ledger.check()
+        taken = rollouts.take(version + 1, version)
+        if taken is None:
+            tag = rng.choice(list(in_flight))
+            request, first = in_flight.pop(tag)
+            if rng.random() < 0.2:
+                (group,) = rollouts.arrive(answers(request, first))
+                rollouts.failed(group)
+            else:
+                finish(rollouts, request, first, version)
+            continue
+        assert taken[1].oldest_age <= max_age
+        version += 1
+        rollouts.commit(version, taken[0].ordinals)
+        trained.extend(taken[0].ordinals)
+        if rng.random() < 0.2:
+            saved = json.loads(json.dumps(rollouts.snapshot()))
+            rollouts, in_flight = make(max_age=max_age, steps=steps, budget=100), {}
+            rollouts.restore(saved)
+    counts = rollouts.ledger.counts()
+    assert counts.live == 0
+    assert sorted(trained) == list(range(steps * 4))
+    assert counts.handed_out == counts.trained == steps * 4

@@ -1,0 +1,52 @@
+"""SIGTERM: save the step under way and leave; at once where there is nothing to save."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class StoppedError(BaseException):
+    """SIGTERM arrived where nothing is under way. Not an Exception: nothing in between may handle it."""
+
+
+class StopSignal:
+    """Whether the attempt was asked to end."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._soft = False
+
+    @property
+    def asked(self) -> bool:
+        """SIGTERM has arrived; the driver looks after each step."""
+        return self._asked
+
+    @contextmanager
+    def between_steps(self) -> Iterator[None]:
+        """Inside, the driver looks at `asked` after every step, and the first signal only asks."""
+        self._soft = True
+        try:
+            yield
+        finally:
+            self._soft = False
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Listen to SIGTERM (in the main thread only; elsewhere Python allows no handlers)."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = signal.signal(signal.SIGTERM, self._arrived)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if not self._soft or self._asked:
+            raise StoppedError(signal.Signals(number).name)
+        self._asked = True
