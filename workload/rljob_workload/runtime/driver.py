@@ -31,6 +31,7 @@ from rljob_workload.core.rollouts import RestoreReport, StepInfo
 from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.environments import load_environment
 from rljob_workload.runtime import launch
+from rljob_workload.runtime.calls import Calls
 from rljob_workload.runtime.collector import Taken
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.metrics import MetricsFile
@@ -59,6 +60,7 @@ class Driver:
         self._actors: launch.Actors | None = None
         self._totals = Totals()
         self._version = 0
+        self._stall = float(self._spec.deadlines.stall_seconds)
         self._began = time.monotonic()
 
     # ---- the attempt ------------------------------------------------------------------------
@@ -69,9 +71,9 @@ class Driver:
             self._start()
             finished = self._train_to_the_end()
         except RayTaskError as err:
-            raise self._classified(err) from err
+            raise self._calls().classified(err) from err
         except RayActorError as err:
-            raise self._lost(err) from err
+            raise self._calls().lost(err) from err
         except CheckpointError as err:
             raise RunError(ExitCode.SAVE_FAILED, str(err)) from err
         finally:
@@ -91,11 +93,13 @@ class Driver:
         self._progress.update(phase="Loading")
         ranks = self._actors.ranks
         deadline = self._spec.deadlines.first_step_seconds
-        address = self._get(ranks[0].address.remote(), deadline, "rank 0 did not name its address")
-        self._get([rank.setup.remote(address) for rank in ranks], deadline, "the ranks did not get ready")
+        address = self._calls().get(ranks[0].address.remote(), deadline, "rank 0 did not name its address")
+        self._calls().get([rank.setup.remote(address) for rank in ranks], deadline, "the ranks did not get ready")
         loaded = time.monotonic()
         self._resume()
-        self._get(self._actors.collector.start.remote(self._actors.replicas, self._version), deadline, "the collector hangs")
+        self._calls().get(
+            self._actors.collector.start.remote(self._actors.replicas, self._version), deadline, "the collector hangs"
+        )
         self._began = time.monotonic()
         log.info("ready: actors %.1f s, model and engine %.1f s, resume %.1f s",
                  placed - began, loaded - placed, self._began - loaded)  # fmt: skip
@@ -130,7 +134,7 @@ class Driver:
         if save_due:
             with phases.timed("save"):
                 self._save(step)
-                self._call_ranks("wake", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
+                self._calls().ranks("wake", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
         reward = None
         if validate_due:
             with phases.timed("validate"):
@@ -140,11 +144,11 @@ class Driver:
         if (stop or reached is not None) and not save_due:
             # The weights that reached the target are what the run was for; a stopped run goes on from here.
             with phases.timed("save"):
-                self._call_ranks("sleep", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
+                self._calls().ranks("sleep", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
                 self._save(step)
         if reached is None and not stop and step < self._spec.algorithm.grpo.steps:
             with phases.timed("commit"):
-                self._get(self._collector().resume.remote(self._version), self._stall(), "the collector hangs")
+                self._calls().get(self._calls().collector.resume.remote(self._version), self._stall, "the collector hangs")
         self._report(step, taken.info, results, counters, phases, reward)
         if stop and reached is None:
             raise RunError(ExitCode.STOPPED, f"stopped by SIGTERM after step {step}, which was saved")
@@ -152,21 +156,21 @@ class Driver:
 
     def _take(self, step: int) -> tuple[Taken, Any]:
         self._progress.update(phase="Generating")
-        taken_ref, batch_ref = self._collector().take.options(num_returns=2).remote(step)
+        taken_ref, batch_ref = self._calls().collector.take.options(num_returns=2).remote(step)
         try:
-            return ray.get(taken_ref, timeout=self._stall()), batch_ref
+            return ray.get(taken_ref, timeout=self._stall), batch_ref
         except ray.exceptions.GetTimeoutError as err:
-            raise RunError(ExitCode.COLLECTOR_LOST, self._stall_report(step)) from err
+            raise RunError(ExitCode.COLLECTOR_LOST, self._calls().stall_report(step, self._stall)) from err
 
     def _train(self, step: int, batch: Any, *, wake: bool) -> list[RankStep]:
         self._progress.update(phase="Training")
-        results: list[RankStep] = self._call_ranks("train", self._stall(), ExitCode.HANDOVER_TIMEOUT, batch, wake)
+        results: list[RankStep] = self._calls().ranks("train", self._stall, ExitCode.HANDOVER_TIMEOUT, batch, wake)
         self._version = step
         return results
 
     def _commit(self, step: int, taken: Taken) -> dict[str, Any]:
-        counters: dict[str, Any] = self._get(
-            self._collector().commit.remote(step, taken.ordinals), self._stall(), "the collector does not commit"
+        counters: dict[str, Any] = self._calls().get(
+            self._calls().collector.commit.remote(step, taken.ordinals), self._stall, "the collector does not commit"
         )
         self._totals.add(taken.info)
         if counters["counts"]["trained"] != self._totals.trained_prompts + len(taken.ordinals):
@@ -181,13 +185,12 @@ class Driver:
     def _validate(self, step: int) -> float:
         self._progress.update(phase="Validating")
         assert self._spec.validation is not None
-        assert self._actors is not None
-        replicas = self._actors.replicas
+        replicas = self._calls().actors.replicas
         prompts = validation_prompts(self._task, self._spec.validation.prompts)
         calls = [
             rank.validate.remote(prompts[index :: len(replicas)]) for index, replica in enumerate(replicas) for rank in replica
         ]
-        answers = [a for part in self._get(calls, self._stall(), "validation does not end") for a in part]
+        answers = [a for part in self._calls().get(calls, self._stall, "validation does not end") for a in part]
         if len(answers) != len(prompts):
             raise RunError(ExitCode.UNEXPECTED, f"validation: {len(prompts)} prompts, {len(answers)} answers")
         score, tokenizer = self._environment.score, self._task.tokenizer
@@ -220,10 +223,10 @@ class Driver:
         """Between train and wake: the engines are down, the collector is paused."""
         self._progress.update(phase="Saving")
         deadline = self._spec.deadlines.save_seconds
-        collected = self._get(self._collector().snapshot.remote(), deadline, "the collector gives no snapshot")
+        collected = self._calls().get(self._calls().collector.snapshot.remote(), deadline, "the collector gives no snapshot")
         token = self._attempt.token
         tmp = self._directory.begin(step, token)
-        self._call_ranks("save", deadline, ExitCode.SAVE_FAILED, str(tmp))
+        self._calls().ranks("save", deadline, ExitCode.SAVE_FAILED, str(tmp))
         state = {
             "collector": collected,
             "elapsed_seconds": self._elapsed(),
@@ -285,11 +288,11 @@ class Driver:
         self._totals.consumed_samples = int(saved["consumed_samples"])
         self._totals.trained_prompts = int(saved["trained_prompts"])
         self._totals.elapsed_before = max(self._totals.elapsed_before, float(state["elapsed_seconds"]))
-        report: RestoreReport = self._get(
-            self._collector().restore.remote(state["collector"]), deadline, "the collector does not restore"
+        report: RestoreReport = self._calls().get(
+            self._calls().collector.restore.remote(state["collector"]), deadline, "the collector does not restore"
         )
         arguments = (str(checkpoint.path), checkpoint.step)
-        self._call_ranks("load", deadline, ExitCode.CHECKPOINT_UNLOADABLE, *arguments)
+        self._calls().ranks("load", deadline, ExitCode.CHECKPOINT_UNLOADABLE, *arguments)
         self._version = checkpoint.step
         return report
 
@@ -300,6 +303,12 @@ class Driver:
 
     def _trained(self) -> int:
         return self._totals.trained_prompts
+
+    def _calls(self) -> Calls:
+        """The actors, once they are there."""
+        if self._actors is None:
+            raise RuntimeError("the actors have not been launched")
+        return Calls(self._actors)
 
     # ---- reporting --------------------------------------------------------------------------
 
@@ -335,73 +344,6 @@ class Driver:
 
     def _elapsed(self) -> float:
         return self._totals.elapsed_before + time.monotonic() - self._began
-
-    # ---- calls and their ends ---------------------------------------------------------------
-
-    def _collector(self) -> Any:
-        assert self._actors is not None
-        return self._actors.collector
-
-    def _stall(self) -> float:
-        return float(self._spec.deadlines.stall_seconds)
-
-    def _call_ranks(self, method: str, seconds: float, code: ExitCode, *arguments: Any) -> Any:
-        """Call all ranks and wait for all; past the deadline, name those that did not come."""
-        assert self._actors is not None
-        refs = [getattr(rank, method).remote(*arguments) for rank in self._actors.ranks]
-        done, absent = ray.wait(refs, num_returns=len(refs), timeout=seconds)
-        if absent:
-            # A rank that failed leaves the others waiting in a collective: its error is the cause, not their silence.
-            ray.get(done)
-            missing = ", ".join(str(refs.index(ref)) for ref in absent)
-            raise RunError(code, f"{method}: no answer of rank {missing} within {seconds:g} s")
-        return ray.get(refs)
-
-    def _get(self, refs: Any, seconds: float, what: str) -> Any:
-        return launch.get(refs, seconds, lambda: RunError(ExitCode.COLLECTOR_LOST, f"{what} within {seconds:g} s"))
-
-    def _stall_report(self, step: int) -> str:
-        try:
-            status = ray.get(self._collector().status.remote(), timeout=5)
-        except (ray.exceptions.GetTimeoutError, RayActorError) as err:
-            status = f"its status is unknown ({type(err).__name__})"
-        return f"step {step}: no batch within {self._stall():g} s (deadlines.stallSeconds); collector: {status}"
-
-    def _classified(self, err: RayTaskError) -> RunError:
-        cause = err.cause
-        name, text = type(cause).__name__, f"{type(cause).__name__}: {cause}"
-        log.error("an actor raised: %s", err)
-        if name == "NonFiniteError":
-            return RunError(ExitCode.NON_FINITE, str(cause))
-        if isinstance(cause, RayActorError) or "ActorDiedError" in text or "ActorUnavailableError" in text:
-            return self._lost(cause)
-        if name == "CollectorFailedError":
-            return RunError(ExitCode.COLLECTOR_LOST, str(cause))
-        if name == "WeightsError":
-            return RunError(ExitCode.SAVE_FAILED, text)
-        return RunError(ExitCode.UNEXPECTED, text)
-
-    def _lost(self, err: BaseException) -> RunError:
-        """An actor died: say which."""
-        assert self._actors is not None
-        calls = {
-            f"rank {index}": rank.status.options(concurrency_group="control") for index, rank in enumerate(self._actors.ranks)
-        }
-        calls["the collector"] = self._collector().status
-        dead = [name for name, status in calls.items() if not _answers(status)]
-        code = ExitCode.COLLECTOR_LOST if dead == ["the collector"] else ExitCode.RANK_LOST
-        return RunError(code, f"{' and '.join(dead) or 'an actor'} died: {' '.join(str(err).split())[:600]}")
-
-
-def _answers(status: Any) -> bool:
-    """Whether the actor behind this status method lives (a busy one does)."""
-    try:
-        ray.get(status.remote(), timeout=10)
-    except RayActorError:
-        return False
-    except ray.exceptions.GetTimeoutError:
-        return True
-    return True
 
 
 def _load_task(attempt: Attempt) -> TaskData:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,11 +78,3 @@ def launch(attempt: Attempt, *, spread: bool) -> Actors:
     size = layout.model_ranks
     replicas = [ranks[first : first + size] for first in range(0, layout.world, size)]
     return Actors(ranks, collector, group, replicas)
-
-
-def get(refs: Any, timeout: float, late: Callable[[], RunError]) -> Any:
-    """Wait for results with a deadline; `late` says what its end means."""
-    try:
-        return ray.get(refs, timeout=timeout)
-    except ray.exceptions.GetTimeoutError as err:
-        raise late() from err

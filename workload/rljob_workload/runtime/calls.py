@@ -1,0 +1,91 @@
+"""Calls to the actors: each with a deadline, each end with its exit code."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from rljob_api.exitcodes import ExitCode
+from rljob_workload.runtime.errors import RunError
+from rljob_workload.runtime.launch import Actors
+
+log = logging.getLogger("rljob.driver")
+
+
+class Calls:
+    """What the driver asks of its actors."""
+
+    def __init__(self, actors: Actors) -> None:
+        self.actors = actors
+        self.collector = actors.collector
+
+    def ranks(self, method: str, seconds: float, code: ExitCode, *arguments: Any) -> Any:
+        """Call all ranks and wait for all; past the deadline, name those that did not come."""
+        refs = [getattr(rank, method).remote(*arguments) for rank in self.actors.ranks]
+        deadline = time.monotonic() + seconds
+        pending = list(refs)
+        absent: list[Any] = []
+        # One by one: a rank that fails leaves the others waiting in a collective, and its error is the cause.
+        while pending and not absent:
+            done, rest = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+            ray.get(done)
+            pending, absent = rest, [] if done else rest
+        if absent:
+            missing = ", ".join(str(refs.index(ref)) for ref in absent)
+            raise RunError(code, f"{method}: no answer of rank {missing} within {seconds:g} s")
+        return ray.get(refs)
+
+    def get(self, refs: Any, seconds: float, what: str) -> Any:
+        """Results of other calls; past the deadline, `what` says what did not happen."""
+        try:
+            return ray.get(refs, timeout=seconds)
+        except GetTimeoutError as err:
+            raise RunError(ExitCode.COLLECTOR_LOST, f"{what} within {seconds:g} s") from err
+
+    def stall_report(self, step: int, seconds: float) -> str:
+        """What the collector says about a step that does not get its batch."""
+        try:
+            status = ray.get(self.collector.status.remote(), timeout=5)
+        except (GetTimeoutError, RayActorError) as err:
+            status = f"its status is unknown ({type(err).__name__})"
+        return f"step {step}: no batch within {seconds:g} s (deadlines.stallSeconds); collector: {status}"
+
+    def classified(self, err: RayTaskError) -> RunError:
+        """An exception that an actor raised, as the way the run ends."""
+        cause = err.cause
+        name, text = type(cause).__name__, f"{type(cause).__name__}: {cause}"
+        if name == "NonFiniteError":
+            return RunError(ExitCode.NON_FINITE, str(cause))
+        if isinstance(cause, RayActorError) or "ActorDiedError" in text or "ActorUnavailableError" in text:
+            return self.lost(cause)
+        log.error("an actor raised: %s", err)
+        if name == "CollectorFailedError":
+            return RunError(ExitCode.COLLECTOR_LOST, str(cause))
+        if name == "WeightsError":
+            return RunError(ExitCode.SAVE_FAILED, text)
+        return RunError(ExitCode.UNEXPECTED, text)
+
+    def lost(self, err: BaseException) -> RunError:
+        """An actor died: say which."""
+        calls = {
+            f"rank {index}": rank.status.options(concurrency_group="control") for index, rank in enumerate(self.actors.ranks)
+        }
+        calls["the collector"] = self.collector.status
+        dead = [name for name, status in calls.items() if not _answers(status)]
+        code = ExitCode.COLLECTOR_LOST if dead == ["the collector"] else ExitCode.RANK_LOST
+        return RunError(code, f"{' and '.join(dead) or 'an actor'} died: {' '.join(str(err).split())[:600]}")
+
+
+def _answers(status: Any) -> bool:
+    """Whether the actor behind this status method lives (a busy one does)."""
+    try:
+        ray.get(status.remote(), timeout=10)
+    except RayActorError:
+        return False
+    except GetTimeoutError:
+        return True
+    return True
