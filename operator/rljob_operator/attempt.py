@@ -91,6 +91,8 @@ def _describe_driver(world: World, draft: Draft) -> None:
             draft.set(reasons.DRIVER_SUBMITTED, submission=submission)
         case Unreachable(detail):
             draft.set(reasons.DRIVER_UNREACHABLE, detail=detail)
+        case DriverUnknown() if world.submit_error:
+            draft.set(reasons.DRIVER_UNREACHABLE, detail=world.submit_error)
         case DriverUnknown() | None:
             draft.set(reasons.DRIVER_NOT_SUBMITTED)
 

@@ -24,6 +24,9 @@ from .world import Stage, World
 WAIT_SECONDS = 15.0
 """How often something outside (a claim, KubeRay, a namesake) is looked for again."""
 
+PENDING_SECONDS = 5.0
+"""How often an attempt is looked at while its pods start."""
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -186,7 +189,8 @@ def _in_attempt(world: World, draft: Draft, spec: RLJobSpec | None) -> Step:
     if submit is not None:
         draft.event("Normal", "DriverSubmitted", f"submitted {submit.submission_id} to RayCluster {cluster.name}")
         return Step((submit,), 0.5)
-    return Step((), world.poll_seconds)
+    # Until all pods are there only the deadline has to be watched: pods announce themselves.
+    return Step((), world.poll_seconds if cluster.provisioned else PENDING_SECONDS)
 
 
 def _failed(world: World, draft: Draft, failure: attempt.Failure, terms: Terms) -> Step:

@@ -162,6 +162,8 @@ class World:
     """The newest report of this attempt, possibly from an earlier pass."""
     driver_seen: bool = False
     """Whether Ray has known the attempt's submission in an earlier pass."""
+    submit_error: str = ""
+    """How the last try to submit the driver went wrong."""
     warning: str = ""
     """The newest Kubernetes event about the attempt's cluster that tells of trouble."""
     refusal: Refusal | None = None

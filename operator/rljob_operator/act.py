@@ -1,0 +1,141 @@
+"""Carrying out a plan: the status first, then the actions, then the events."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from rljob_api import names
+
+from .api import AlreadyExistsError, ApiError, ConflictError, KubeApi, NotFoundError, RayApi, RayError
+from .plan import Action, CreateCluster, DeleteCluster, EventNote, PersistAttempt, Plan, SubmitDriver
+from .store import Store
+from .times import format_time
+from .world import Job, Refusal, World
+
+log = logging.getLogger("rljob.act")
+
+_NEVER_ACCEPTED = frozenset({400, 422})
+
+
+@dataclass
+class Outcome:
+    """How the actions of an attempt went, for the next pass to see."""
+
+    refusal: Refusal | None = None
+    stranger: str = ""
+    submit_error: str = ""
+
+
+class Actor:
+    """Executes plans."""
+
+    def __init__(self, kube: KubeApi, ray: RayApi, store: Store) -> None:
+        self._kube = kube
+        self._ray = ray
+        self._store = store
+
+    async def act(self, world: World, plan: Plan, outcome: Outcome) -> float | None:
+        """Carry the plan out. Returns the seconds to the next pass when the plan's own answer no longer holds."""
+        job = world.job
+        spends = any(isinstance(action, (PersistAttempt, CreateCluster, SubmitDriver)) for action in plan.actions)
+        if spends and not await self._is_current(job):
+            return 0.0
+        if plan.status_patch is not None and not await self._write_status(job, plan):
+            return 0.0
+        for action in plan.actions:
+            await self._carry_out(world, action, outcome)
+        for note in plan.events:
+            await self._send_event(world, note)
+        return None
+
+    async def _is_current(self, job: Job) -> bool:
+        """Whether the job is still what was decided upon. What starts something is never decided on a cached view."""
+        obj = await self._kube.get_job(job.namespace, job.name)
+        if obj is None:
+            self._store.jobs.drop(job.key)
+            return False
+        self._store.take("rljobs", obj)
+        return bool(obj["metadata"]["resourceVersion"] == job.resource_version)
+
+    async def _write_status(self, job: Job, plan: Plan) -> bool:
+        """Write against the version that was decided upon; False when somebody changed the job meanwhile."""
+        try:
+            obj = await self._kube.patch_status(job.namespace, job.name, job.resource_version, plan.status_patch or {})
+        except NotFoundError:
+            self._store.jobs.drop(job.key)
+            return False
+        except ConflictError:
+            await self._is_current(job)
+            return False
+        self._store.take("rljobs", obj)
+        return True
+
+    async def _carry_out(self, world: World, action: Action, outcome: Outcome) -> None:
+        job = world.job
+        match action:
+            case PersistAttempt():
+                self._store.forget_departed(job.key)  # the status write was the action
+            case CreateCluster(manifest):
+                await self._create(job, manifest["metadata"]["name"], action, outcome)
+            case DeleteCluster(name, uid):
+                await self._kube.delete_cluster(job.namespace, name, uid)
+            case SubmitDriver():
+                await self._submit(job, action, outcome)
+
+    async def _create(self, job: Job, name: str, action: CreateCluster, outcome: Outcome) -> None:
+        try:
+            obj = await self._kube.create_cluster(action.manifest)
+        except AlreadyExistsError:
+            return  # the next pass reads it back and compares the owner
+        except ApiError as error:
+            if error.status >= 500 or error.status == 429:
+                raise
+            outcome.refusal = Refusal(f"{error.status} {error.reason}: {error.message}", error.status in _NEVER_ACCEPTED)
+            log.warning("%s/%s: RayCluster %s is refused: %s", *job.key, name, error.message)
+            return
+        outcome.refusal = None
+        self._store.take("rayclusters", obj)
+
+    async def _submit(self, job: Job, action: SubmitDriver, outcome: Outcome) -> None:
+        body = {
+            "submission_id": action.submission_id,
+            "entrypoint": action.entrypoint,
+            "runtime_env": {"env_vars": dict(action.environment)},
+            "metadata": dict(action.metadata),
+        }
+        try:
+            await self._ray.submit(job.namespace, action.cluster, body)
+        except RayError as error:
+            outcome.submit_error = f"the driver was not taken: {error}"
+            raise
+        outcome.submit_error = ""
+
+    async def _send_event(self, world: World, note: EventNote) -> None:
+        job, moment = world.job, format_time(world.now)
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{job.name}.{time.time_ns():x}", "namespace": job.namespace},
+            "involvedObject": {
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                "name": job.name,
+                "namespace": job.namespace,
+                "uid": job.uid,
+            },
+            "type": note.type,
+            "reason": note.reason,
+            "message": note.message,
+            "source": {"component": names.MANAGED_BY},
+            "reportingComponent": names.MANAGED_BY,
+            "firstTimestamp": moment,
+            "lastTimestamp": moment,
+            "count": 1,
+        }
+        try:
+            await self._kube.create_event(job.namespace, event)
+        except ApiError as error:
+            # Events are a courtesy; the status holds the same words.
+            log.warning("%s/%s: event %s not recorded: %s", *job.key, note.reason, error)

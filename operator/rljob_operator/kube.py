@@ -1,0 +1,266 @@
+"""The API server, through `kubernetes.aio`: the only importer of kubernetes. Objects are plain dicts both ways.
+
+The generated typed methods are not used: they validate each answer against models of built-in kinds, which costs memory and
+refuses fields that are newer than the models.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from rljob_api import names
+
+from .api import (
+    AlreadyExistsError,
+    ApiError,
+    ApiUnreachableError,
+    ConflictError,
+    HttpAnswer,
+    Listing,
+    NotFoundError,
+    Object,
+)
+
+_JOBS = f"/apis/{names.GROUP}/{names.VERSION}"
+_RAY = "/apis/ray.io/v1"
+_TIMEOUT_SECONDS = 30
+_CHUNK = 500
+_SELECTORS = {"rljobs": "", "rayclusters": names.LABEL_JOB, "pods": names.LABEL_JOB}
+_ROOTS = {"rljobs": _JOBS, "rayclusters": _RAY, "pods": "/api/v1"}
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How the API server is reached, for other HTTP clients (kopf's)."""
+
+    server: str
+    ca_path: str | None
+    insecure: bool
+    token: str | None
+    certificate_path: str | None
+    key_path: str | None
+
+
+class ConfigurationError(Exception):
+    """There is no usable way to the API server; the message says what was tried and what would do."""
+
+
+async def connect() -> Kube:
+    """The client of KUBECONFIG (or ~/.kube/config), else of the pod's service account. Raises ConfigurationError."""
+    settings = client.Configuration()
+    path = os.environ.get("KUBECONFIG") or "~/.kube/config"
+    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
+    try:
+        if in_pod:
+            config.load_incluster_config(client_configuration=settings)
+        else:
+            _require_file(path)
+            await config.load_kube_config(config_file=path, client_configuration=settings, persist_config=False)
+    except (config.ConfigException, OSError, ValueError) as error:
+        where = "the pod's service account" if in_pod else path
+        raise ConfigurationError(f"cannot use {where}: {error}") from None
+    return Kube(settings)
+
+
+def _require_file(path: str) -> None:
+    # Checked by hand: the library reports a missing file as an empty one.
+    if not any(Path(one).expanduser().is_file() for one in path.split(os.pathsep) if one):
+        raise ConfigurationError(f"no kubeconfig at {path}; set KUBECONFIG to one, or run in a pod")
+
+
+class Kube:
+    """The real KubeApi; `carry` is the Transport through the API server's service proxy."""
+
+    def __init__(self, settings: client.Configuration) -> None:
+        self._settings = settings
+        self._client = client.ApiClient(settings)
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._client.close()
+
+    @property
+    def server(self) -> str:
+        """The API server's address."""
+        return str(self._settings.host)
+
+    async def connection(self) -> Connection:
+        """Address and credentials, fresh."""
+        header = await self._settings.get_api_key_with_prefix("BearerToken", alias="authorization")
+        return Connection(
+            server=self.server,
+            ca_path=self._settings.ssl_ca_cert,
+            insecure=not self._settings.verify_ssl,
+            token=header.split(" ", 1)[-1] if header else None,
+            certificate_path=self._settings.cert_file,
+            key_path=self._settings.key_file,
+        )
+
+    # ---- Requests ----
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        content_type: str = "application/json",
+        query: Mapping[str, Any] | None = None,
+    ) -> HttpAnswer:
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        if header := await self._settings.get_api_key_with_prefix("BearerToken", alias="authorization"):
+            headers["authorization"] = header
+        url = self.server + path + (f"?{urlencode(query)}" if query else "")
+        try:
+            answer = await self._client.rest_client.request(
+                method, url, headers=headers, body=body, _request_timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
+            )
+            data = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            words = str(error) or type(error).__name__
+            raise ApiUnreachableError(f"the API server at {self.server} does not answer ({method} {path}): {words}") from error
+        return HttpAnswer(answer.status, data.decode(errors="replace"))
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        content_type: str = "application/json",
+        query: Mapping[str, Any] | None = None,
+    ) -> Object:
+        """One request; its answer as an object. Raises ApiError."""
+        answer = await self._send(method, path, body, content_type, query)
+        try:
+            value = json.loads(answer.body) if answer.body else {}
+        except ValueError:
+            value = {"message": answer.body[:500]}
+        if answer.status < 400 and isinstance(value, dict):
+            return value
+        reason, message = value.get("reason", ""), value.get("message", answer.body[:500])
+        kind = ApiError
+        if answer.status == 404:
+            kind = NotFoundError
+        elif answer.status == 409:
+            kind = AlreadyExistsError if reason == "AlreadyExists" else ConflictError
+        raise kind(answer.status, reason, message, f"{method} {path}")
+
+    async def _get(self, path: str) -> Object | None:
+        try:
+            return await self.request("GET", path)
+        except NotFoundError:
+            return None
+
+    # ---- KubeApi ----
+
+    async def get_job(self, namespace: str, name: str) -> Object | None:
+        """An RLJob, from the server."""
+        return await self._get(f"{_JOBS}/namespaces/{namespace}/{names.PLURAL}/{name}")
+
+    async def patch_status(self, namespace: str, name: str, version: str, patch: Mapping[str, Any]) -> Object:
+        """Merge into the status of exactly this version."""
+        return await self.request(
+            "PATCH",
+            f"{_JOBS}/namespaces/{namespace}/{names.PLURAL}/{name}/status",
+            {"metadata": {"resourceVersion": version}, "status": dict(patch)},
+            "application/merge-patch+json",
+            {"fieldManager": names.MANAGED_BY},
+        )
+
+    async def get_cluster(self, namespace: str, name: str) -> Object | None:
+        """A RayCluster, from the server."""
+        return await self._get(f"{_RAY}/namespaces/{namespace}/rayclusters/{name}")
+
+    async def create_cluster(self, manifest: Mapping[str, Any]) -> Object:
+        """Create; unknown fields are an error instead of being dropped."""
+        return await self.request(
+            "POST",
+            f"{_RAY}/namespaces/{manifest['metadata']['namespace']}/rayclusters",
+            dict(manifest),
+            query={"fieldManager": names.MANAGED_BY, "fieldValidation": "Strict"},
+        )
+
+    async def delete_cluster(self, namespace: str, name: str, uid: str) -> None:
+        """Delete exactly this one."""
+        options = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "preconditions": {"uid": uid},
+            "propagationPolicy": "Background",
+        }
+        try:
+            await self.request("DELETE", f"{_RAY}/namespaces/{namespace}/rayclusters/{name}", options)
+        except (NotFoundError, ConflictError):
+            return  # gone, or replaced by another of that name, which is not ours to delete
+
+    async def list_pods(self, namespace: str, selector: str) -> Sequence[Object]:
+        """Pods by label, from the server."""
+        answer = await self.request("GET", f"/api/v1/namespaces/{namespace}/pods", query={"labelSelector": selector})
+        return list(answer.get("items") or [])
+
+    async def claim_exists(self, namespace: str, name: str) -> bool:
+        """Whether a PersistentVolumeClaim exists."""
+        return await self._get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}") is not None
+
+    async def kuberay_present(self) -> bool:
+        """Whether RayClusters are served."""
+        resources = await self._get(_RAY)
+        return resources is not None and any(one["name"] == "rayclusters" for one in resources.get("resources") or [])
+
+    async def crd_present(self) -> bool:
+        """Whether RLJobs are served."""
+        return await self._get(_JOBS) is not None
+
+    async def events_of(self, namespace: str, name: str, kind: str) -> Sequence[Object]:
+        """Events about one object."""
+        selector = f"involvedObject.name={name},involvedObject.kind={kind}"
+        answer = await self.request("GET", f"/api/v1/namespaces/{namespace}/events", query={"fieldSelector": selector})
+        return list(answer.get("items") or [])
+
+    async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
+        """Create an event."""
+        await self.request("POST", f"/api/v1/namespaces/{namespace}/events", dict(event))
+
+    async def list_all(self, kind: str, namespace: str | None) -> Listing:
+        """All of a kind, in chunks."""
+        where = f"/namespaces/{namespace}" if namespace else ""
+        query: dict[str, Any] = {"limit": _CHUNK}
+        if selector := _SELECTORS[kind]:
+            query["labelSelector"] = selector
+        items: list[Object] = []
+        while True:
+            answer = await self.request("GET", f"{_ROOTS[kind]}{where}/{kind}", query=query)
+            items += answer.get("items") or []
+            metadata = answer.get("metadata") or {}
+            if not metadata.get("continue"):
+                return Listing(items, metadata.get("resourceVersion", "0"))
+            query["continue"] = metadata["continue"]
+
+    async def allowed(self, verb: str, group: str, resource: str, namespace: str | None) -> bool:
+        """Whether our account may do this (a SelfSubjectAccessReview, which everybody may ask)."""
+        plural, _, subresource = resource.partition("/")
+        attributes = {"verb": verb, "group": group, "resource": plural, "subresource": subresource}
+        if namespace:
+            attributes["namespace"] = namespace
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        answer = await self.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+        return bool((answer.get("status") or {}).get("allowed"))
+
+    async def carry(
+        self, method: str, namespace: str, service: str, port: int, path: str, body: Mapping[str, Any] | None = None
+    ) -> HttpAnswer:
+        """The Transport through the API server, for an operator that runs outside the cluster."""
+        proxied = f"/api/v1/namespaces/{namespace}/services/http:{service}:{port}/proxy/{quote(path.lstrip('/'))}"
+        return await self._send(method, proxied, None if body is None else dict(body))

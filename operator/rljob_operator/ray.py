@@ -1,0 +1,137 @@
+"""Ray's jobs REST API and the driver's report, over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+from pydantic import ValidationError
+
+from rljob_api import names
+from rljob_api.progress import ProgressReport
+
+from .api import ApiUnreachableError, HttpAnswer, RayError, Transport
+from .world import Driver, DriverAnswer, DriverUnknown, Unreachable
+
+_TIMEOUT_SECONDS = 5.0
+
+
+class DirectTransport:
+    """Straight to a Service; `base` is a pattern with {service}, {namespace} and {port}."""
+
+    def __init__(self, base: str = "http://{service}.{namespace}.svc:{port}") -> None:
+        self._base = base
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __call__(
+        self, method: str, namespace: str, service: str, port: int, path: str, body: Mapping[str, Any] | None = None
+    ) -> HttpAnswer:
+        """One request."""
+        url = self._base.format(service=service, namespace=namespace, port=port) + path
+        if self._session is None:
+            # No keep-alive: each attempt's pod has a new address, and an idle connection would outlive it.
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(force_close=True), timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
+            )
+        try:
+            async with self._session.request(method, url, json=body) as answer:
+                return HttpAnswer(answer.status, await answer.text())
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ApiUnreachableError(f"{url}: {str(error) or type(error).__name__}") from error
+
+    async def close(self) -> None:
+        """Close connections."""
+        if self._session is not None:
+            await self._session.close()
+
+
+class Ray:
+    """The real RayApi."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def driver(self, namespace: str, cluster: str, submission: str) -> DriverAnswer:
+        """`GET /api/jobs/<id>`."""
+        try:
+            answer = await self._ask("GET", namespace, cluster, f"/api/jobs/{submission}")
+        except ApiUnreachableError as error:
+            return Unreachable(str(error))
+        if answer.status == 404:
+            # Ray's own 404 names the job; a proxy's or another server's is no answer of Ray.
+            known = "does not exist" in answer.body or submission in answer.body
+            return DriverUnknown() if known else Unreachable(f"404: {answer.body[:200]}")
+        if answer.status != 200:
+            return Unreachable(f"{answer.status}: {answer.body[:200]}")
+        return read_driver(answer.body)
+
+    async def submit(self, namespace: str, cluster: str, body: Mapping[str, Any]) -> None:
+        """`POST /api/jobs/`."""
+        try:
+            answer = await self._ask("POST", namespace, cluster, "/api/jobs/", body)
+        except ApiUnreachableError as error:
+            # The request may have been taken all the same; the next pass asks for the id first.
+            raise RayError(str(error)) from error
+        if answer.status == 200 or "already exists" in answer.body:
+            return
+        raise RayError(f"Ray answered {answer.status}: {last_line(answer.body)}")
+
+    async def report(self, namespace: str, cluster: str) -> ProgressReport | Unreachable:
+        """`GET /progress` of the driver."""
+        service = names.head_service(cluster)
+        try:
+            answer = await self._transport("GET", namespace, service, names.PROGRESS_PORT, names.PROGRESS_PATH)
+        except ApiUnreachableError as error:
+            return Unreachable(str(error))
+        if answer.status != 200:
+            return Unreachable(f"{answer.status}: {answer.body[:200]}")
+        return read_report(answer.body)
+
+    async def last_report_in_logs(self, namespace: str, cluster: str, submission: str) -> ProgressReport | Unreachable:
+        """`GET /api/jobs/<id>/logs`, and the last line that is a report."""
+        try:
+            answer = await self._ask("GET", namespace, cluster, f"/api/jobs/{submission}/logs")
+        except ApiUnreachableError as error:
+            return Unreachable(str(error))
+        if answer.status != 200:
+            return Unreachable(f"{answer.status}: {answer.body[:200]}")
+        try:
+            logs = str(json.loads(answer.body)["logs"])
+        except (ValueError, KeyError, TypeError):
+            return Unreachable("the logs are not what Ray's jobs API answers")
+        for line in reversed(logs.splitlines()):
+            if names.REPORT_LINE_PREFIX in line:
+                return read_report(line.partition(names.REPORT_LINE_PREFIX)[2])
+        return Unreachable("no report in the driver's log")
+
+    async def _ask(
+        self, method: str, namespace: str, cluster: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> HttpAnswer:
+        return await self._transport(method, namespace, names.head_service(cluster), names.DASHBOARD_PORT, path, body)
+
+
+def read_driver(body: str) -> Driver | Unreachable:
+    """Ray's JobDetails."""
+    try:
+        details = json.loads(body)
+        return Driver(str(details["status"]), details.get("driver_exit_code"), str(details.get("message") or ""))
+    except (ValueError, KeyError, TypeError):
+        return Unreachable(f"not what Ray's jobs API answers: {body[:200]}")
+
+
+def read_report(text: str) -> ProgressReport | Unreachable:
+    """A report; one of another version is named, not half read."""
+    try:
+        return ProgressReport.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        return Unreachable(f"the driver's report is unreadable at {where}: {first['msg']}")
+
+
+def last_line(text: str) -> str:
+    """The last line of a traceback or of any answer: the one that says what happened."""
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "(empty answer)"

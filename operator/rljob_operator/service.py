@@ -1,0 +1,163 @@
+"""The running operator: watches feed the store, the queue feeds the reconciler, a slow resync mends what the watches missed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+
+from rljob_api import names
+
+from . import health as health_module
+from .api import ApiError, ApiUnreachableError, NotFoundError, Object, RayError
+from .kube import Kube
+from .ray import DirectTransport, Ray
+from .reconciler import Reconciler
+from .settings import API_SERVER_PROXY, DIRECT, Settings
+from .shell import watch
+from .store import Store
+from .workqueue import WorkQueue
+
+log = logging.getLogger("rljob.operator")
+
+# What the operator does to objects of other people; the chart's roles grant exactly this.
+NEEDED = (
+    *((verb, names.GROUP, names.PLURAL) for verb in ("get", "list", "watch")),
+    ("patch", names.GROUP, f"{names.PLURAL}/status"),
+    *((verb, "ray.io", "rayclusters") for verb in ("get", "list", "watch", "create", "delete")),
+    *((verb, "", "pods") for verb in ("list", "watch")),
+    ("get", "", "persistentvolumeclaims"),
+    *((verb, "", "events") for verb in ("list", "create")),
+)
+NEEDED_BY_PROXY = (("get", "", "services/proxy"), ("create", "", "services/proxy"))
+
+_RESYNC_RETRY_SECONDS = 15.0
+
+
+class StartError(Exception):
+    """The operator can't start; the message says what is missing and what would do."""
+
+
+async def check(kube: Kube, settings: Settings) -> bool:
+    """Whether KubeRay is there. Raises StartError when our own API or a permission is missing, ApiUnreachableError."""
+    if not await kube.crd_present():
+        raise StartError(
+            f"the API {names.API_VERSION} does not exist on {kube.server}; install the chart rljob-crds (or rljob) first"
+        )
+    missing = []
+    needed = NEEDED + (NEEDED_BY_PROXY if settings.ray_access == API_SERVER_PROXY else ())
+    for namespace in settings.namespaces or (None,):
+        where = f"in namespace {namespace}" if namespace else "in all namespaces"
+        for verb, group, resource in needed:
+            if not await kube.allowed(verb, group, resource, namespace):
+                missing.append(f"{verb} {resource}{'.' + group if group else ''} {where}")
+    if missing:
+        raise StartError(f"missing permissions: {', '.join(missing)}; bind the roles of the chart rljob to this account")
+    return await kube.kuberay_present()
+
+
+class Service:
+    """Everything that runs in the process."""
+
+    def __init__(self, kube: Kube, settings: Settings, with_kuberay: bool) -> None:
+        self._kube = kube
+        self._settings = settings
+        self._with_kuberay = with_kuberay
+        self._direct = None if settings.ray_access == API_SERVER_PROXY else _direct(settings.ray_access)
+        self.store = Store()
+        self.queue = WorkQueue()
+        self.health = health_module.Health(self.queue, settings.resync_seconds)
+        self._stop = asyncio.Event()
+        self.kuberay_appeared = False
+        self._reconciler = Reconciler(
+            kube=kube,
+            ray=Ray(kube.carry if self._direct is None else self._direct),
+            store=self.store,
+            settings=settings,
+            kuberay_present=with_kuberay,
+            on_kuberay=self._kuberay_came,
+        )
+
+    async def run(self) -> None:
+        """Run until SIGTERM or SIGINT, or until KubeRay appears (then `kuberay_appeared` is set)."""
+        async with AsyncExitStack() as stack:
+            if self._settings.health_port:
+                runner = await health_module.serve(self.health, self._settings.health_port)
+                stack.push_async_callback(runner.cleanup)
+            if self._direct is not None:
+                stack.push_async_callback(self._direct.close)
+            # Before kopf: when it stops it ends every task that began after it.
+            tasks = [asyncio.create_task(self._work(), name=f"worker {n}") for n in range(self._settings.workers)]
+            tasks.append(asyncio.create_task(self._resync_forever(), name="resync"))
+            stack.push_async_callback(_end, tasks)
+            await watch(
+                deliver=self.deliver,
+                login=self._kube.connection,
+                namespaces=self._settings.namespaces,
+                with_kuberay=self._with_kuberay,
+                stop=self._stop,
+            )
+
+    def deliver(self, kind: str, obj: Object, deleted: bool) -> None:
+        """Take an object of a watch and mark its job dirty."""
+        key = self.store.take(kind, obj, deleted=deleted)
+        if key is not None:
+            self.queue.add(key)
+
+    def _kuberay_came(self) -> None:
+        log.info("KubeRay was installed; starting again to watch its RayClusters")
+        self.kuberay_appeared = True
+        self._stop.set()
+
+    async def _work(self) -> None:
+        while True:
+            key = await self.queue.get()
+            try:
+                again = await self._reconciler.reconcile(key)
+            except (ApiError, ApiUnreachableError, RayError) as error:
+                delay = self.queue.failed(key)
+                log.warning("%s/%s: %s; again in %.1f s", *key, error, delay)
+            except Exception:
+                # A defect in one job's pass must not end the others'; it is logged whole and tried again ever more slowly.
+                delay = self.queue.failed(key)
+                log.exception("%s/%s: unexpected error; again in %.1f s", *key, delay)
+            else:
+                self.queue.done(key, again)
+
+    async def _resync_forever(self) -> None:
+        delay = self._settings.resync_seconds
+        while True:
+            await asyncio.sleep(delay)
+            try:
+                await self.resync()
+            except (ApiError, ApiUnreachableError) as error:
+                log.warning("resync: %s", error)
+                delay = _RESYNC_RETRY_SECONDS
+            else:
+                self.health.resynced()
+                delay = self._settings.resync_seconds
+
+    async def resync(self) -> None:
+        """List everything, drop what is gone, look at every job once."""
+        for namespace in self._settings.namespaces or (None,):
+            for kind in ("rljobs", "rayclusters", "pods"):
+                try:
+                    listing = await self._kube.list_all(kind, namespace)
+                except NotFoundError:
+                    if kind == "rljobs":
+                        raise
+                    continue  # KubeRay is not installed
+                for key in self.store.resync(kind, namespace, listing):
+                    self.queue.add(key)
+        for key in self.store.jobs.keys_now():
+            self.queue.add(key)
+
+
+def _direct(access: str) -> DirectTransport:
+    return DirectTransport() if access == DIRECT else DirectTransport(access)
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,89 @@
+"""kopf delivers objects; that is all it does here (the only importer of kopf).
+
+Only `on.event` handlers, which write nothing to the user's object: no finalizer, no annotation, no retry, no diff. They hand
+each object to a callback and are done; a job is judged later, as a whole, from the newest of everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import kopf
+
+from rljob_api import names
+
+from .kube import Connection
+
+Deliver = Callable[[str, dict[str, Any], bool], None]
+"""Called with the kind (`rljobs`, ...), the object, and whether it was deleted."""
+
+_KINDS = {
+    "rljobs": (names.GROUP, names.VERSION),
+    "rayclusters": ("ray.io", "v1"),
+    "pods": ("", "v1"),
+}
+
+
+def _registry(deliver: Deliver, login: Callable[[], Awaitable[Connection]], with_kuberay: bool) -> kopf.OperatorRegistry:
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    async def log_in(**_: Any) -> kopf.ConnectionInfo:
+        connection = await login()
+        return kopf.ConnectionInfo(
+            server=connection.server,
+            ca_path=connection.ca_path,
+            insecure=connection.insecure,
+            scheme="Bearer" if connection.token else None,
+            token=connection.token,
+            certificate_path=connection.certificate_path,
+            private_key_path=connection.key_path,
+        )
+
+    for kind, (group, version) in _KINDS.items():
+        if kind != "rayclusters" or with_kuberay:
+            handler = _handler(kind, deliver)
+            kopf.on.event(group, version, kind, registry=registry, id=kind)(handler)
+    return registry
+
+
+def _handler(kind: str, deliver: Deliver) -> Callable[..., Awaitable[None]]:
+    async def handle(event: Any, **_: Any) -> None:
+        deliver(kind, event["object"], event["type"] == "DELETED")
+
+    return handle
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.watching.chunk_size = 500
+    # Server-side: an operator that holds every pod of the cluster grows with the cluster.
+    settings.watching.label_selectors["", "v1", "pods"] = names.LABEL_JOB
+    settings.watching.label_selectors["ray.io", "v1", "rayclusters"] = names.LABEL_JOB
+    return settings
+
+
+async def watch(
+    *,
+    deliver: Deliver,
+    login: Callable[[], Awaitable[Connection]],
+    namespaces: tuple[str, ...],
+    with_kuberay: bool,
+    stop: asyncio.Event,
+) -> None:
+    """Deliver until stopped by `stop`, SIGTERM or SIGINT. Raises when a watch dies for good."""
+    for name in ("kopf.objects", "kopf._core.reactor.running", "kopf._core.engines.activities", "kopf.activities"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    await kopf.operator(
+        registry=_registry(deliver, login, with_kuberay),
+        settings=_settings(),
+        standalone=True,
+        clusterwide=not namespaces,
+        namespaces=namespaces,
+        stop_flag=stop,
+    )

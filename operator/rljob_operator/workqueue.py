@@ -1,0 +1,108 @@
+"""A coalescing queue of keys: each is queued at most once, never handled twice at the same time, retried with backoff."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable
+
+from .world import Key
+
+_FIRST_DELAY = 0.25
+_LONGEST_DELAY = 120.0
+
+
+class WorkQueue:
+    """Add keys from anywhere in the loop; workers `get` one and call `done` or `failed`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._due: dict[Key, float] = {}
+        self._heap: list[tuple[float, Key]] = []
+        self._busy: set[Key] = set()
+        self._dirty: set[Key] = set()
+        self._failures: dict[Key, int] = {}
+        self._woken = asyncio.Event()
+
+    def add(self, key: Key, delay: float = 0.0) -> None:
+        """Handle the key after `delay` seconds; an earlier time that is already set stays."""
+        if key in self._busy and delay <= 0:
+            self._dirty.add(key)
+            return
+        due = self._clock() + delay
+        if key in self._due and self._due[key] <= due:
+            return
+        self._due[key] = due
+        heapq.heappush(self._heap, (due, key))
+        self._woken.set()
+
+    def forget(self, key: Key) -> None:
+        """Drop timers and failures of a key that is gone."""
+        self._due.pop(key, None)
+        self._failures.pop(key, None)
+        self._dirty.discard(key)
+
+    def take(self) -> Key | None:
+        """A key that is due and not being handled, or None."""
+        held: list[tuple[float, Key]] = []
+        found = None
+        while self._heap and self._heap[0][0] <= self._clock():
+            due, key = heapq.heappop(self._heap)
+            if self._due.get(key) != due:
+                continue  # superseded by an earlier time, or forgotten
+            if key in self._busy:
+                held.append((due, key))
+                continue
+            found = key
+            break
+        for entry in held:
+            heapq.heappush(self._heap, entry)
+        if found is not None:
+            del self._due[found]
+            self._busy.add(found)
+        return found
+
+    async def get(self) -> Key:
+        """Wait for the next key."""
+        while (key := self.take()) is None:
+            self._woken.clear()
+            try:
+                async with asyncio.timeout(self._next_delay()):
+                    await self._woken.wait()
+            except TimeoutError:
+                continue
+        return key
+
+    def done(self, key: Key, again_after: float | None) -> None:
+        """The key was handled."""
+        self._failures.pop(key, None)
+        self._release(key, again_after)
+
+    def failed(self, key: Key) -> float:
+        """The key was not handled: it comes again after a delay that doubles each time. Returns the delay."""
+        count = self._failures.get(key, 0)
+        self._failures[key] = count + 1
+        delay = min(_FIRST_DELAY * (1 << min(count, 20)), _LONGEST_DELAY)
+        self._dirty.discard(key)
+        self._release(key, delay)
+        return delay
+
+    def overdue(self) -> float:
+        """Seconds that the longest waiting key is past its time: the queue's health."""
+        now = self._clock()
+        waiting = [due for key, due in self._due.items() if key not in self._busy]
+        return max((now - due for due in waiting), default=0.0)
+
+    def _release(self, key: Key, delay: float | None) -> None:
+        self._busy.discard(key)
+        if key in self._dirty:
+            self._dirty.discard(key)
+            delay = 0.0
+        if delay is not None:
+            self.add(key, delay)
+        self._woken.set()
+
+    def _next_delay(self) -> float | None:
+        waiting = [due for key, due in self._due.items() if key not in self._busy]
+        return max(min(waiting) - self._clock(), 0.001) if waiting else None
