@@ -6,9 +6,9 @@
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride | trunc 53 | trimSuffix "-" }}
 {{- else if contains (include "rljob.name" .) .Release.Name }}
-{{- printf "%s-operator" .Release.Name | trunc 53 | trimSuffix "-" }}
+{{- printf "%s" .Release.Name | trunc 53 | trimSuffix "-" }}
 {{- else }}
-{{- printf "%s-%s-operator" .Release.Name (include "rljob.name" .) | trunc 53 | trimSuffix "-" }}
+{{- printf "%s-%s" .Release.Name (include "rljob.name" .) | trunc 53 | trimSuffix "-" }}
 {{- end }}
 {{- end }}
 
