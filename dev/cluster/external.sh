@@ -9,7 +9,7 @@ external_kubectl() {
   kubectl=$(command -v kubectl || true)
   [ -n "$kubectl" ] || { [ ! -x "$(bin_dir)/kubectl" ] || kubectl=$(bin_dir)/kubectl; }
   [ -n "$kubectl" ] || die "kubectl is not on PATH; it is needed to use the cluster of KUBECONFIG=$KUBECONFIG"
-  timeout 20 "$kubectl" --request-timeout=5s "$@"
+  timeout 20 "$kubectl" --request-timeout=5s "$@" < /dev/null
 }
 
 external_reachable() {

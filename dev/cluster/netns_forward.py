@@ -13,6 +13,7 @@ import ctypes
 import os
 import socket
 import sys
+from pathlib import Path
 
 CLONE_NEWNET = 0x40000000
 CHUNK = 1 << 16
@@ -21,7 +22,7 @@ CHUNK = 1 << 16
 def enter_network_namespace(path: str) -> None:
     """Move this process into the namespace (os.setns needs Python 3.12; the machine's own may be older)."""
     libc = ctypes.CDLL(None, use_errno=True)
-    with open(path) as namespace:
+    with Path(path).open() as namespace:
         if libc.setns(namespace.fileno(), CLONE_NEWNET) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), path)
