@@ -1,0 +1,586 @@
+"""What the operator does at each moment: stages, actions, conditions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rljob_api.progress import CheckpointInfo, Failed, PromptCounts
+from rljob_operator.decide import decide
+from rljob_operator.plan import CreateCluster, DeleteCluster, PersistAttempt, Plan, SubmitDriver
+from rljob_operator.world import Driver, Refusal, Unreachable, World
+
+from .builders import (
+    FINISHED,
+    RESUMED,
+    UID,
+    UNKNOWN,
+    apply,
+    at,
+    cluster,
+    failed,
+    job,
+    outcome,
+    pod,
+    pods,
+    report,
+    running,
+    spec,
+    stamp,
+    training,
+    world,
+)
+
+
+def fresh(spec_: Any = None, status: dict[str, Any] | None = None, **changes: Any) -> World:
+    """A job of which nothing exists."""
+    values: dict[str, Any] = {"job": job(status, spec_), "clusters": (), "pods": ()}
+    return world(0, **{**values, **changes})
+
+
+def kinds(plan: Plan) -> list[type]:
+    return [type(action) for action in plan.actions]
+
+
+# ---- Before the first attempt ----
+
+
+def test_an_attempt_is_counted_before_anything_of_it_exists() -> None:
+    before = fresh()
+    plan, conditions = outcome(before)
+    assert kinds(plan) == [PersistAttempt]
+    status = apply(plan, before)
+    assert (status.attempt, status.attempt_start_time, status.ray_cluster_name) == (1, stamp(0), None)
+    assert status.total_steps == 500
+    assert conditions["Validated"][:2] == ("True", "Valid")
+    assert conditions["Succeeded"][:2] == ("Unknown", "Provisioning")
+
+
+def test_an_invalid_spec_makes_no_child_and_names_both_values() -> None:
+    plan, conditions = outcome(fresh(spec(generation__parallelism={"tensor": 2})))
+    assert plan.actions == ()
+    assert plan.requeue_after is None
+    status, reason, message = conditions["Validated"]
+    assert (status, reason) == ("False", "GenerationLayoutMismatch")
+    assert "spec.generation.parallelism.tensor: 2" in message
+    assert "spec.parallelism.tensor 1" in message
+    assert conditions["Succeeded"][:2] == ("Unknown", "Invalid")
+    assert [(event.type, event.reason) for event in plan.events] == [("Warning", "GenerationLayoutMismatch")]
+
+
+def test_a_corrected_spec_starts() -> None:
+    before = fresh(spec(generation__parallelism={"tensor": 2}))
+    status = apply(decide(before), before).to_wire()
+    plan, conditions = outcome(fresh(status=status))
+    assert kinds(plan) == [PersistAttempt]
+    assert conditions["Validated"][:2] == ("True", "Valid")
+
+
+def test_an_unreadable_spec_is_named_by_field() -> None:
+    broken = spec()
+    del broken["trainer"]
+    _, conditions = outcome(fresh(broken))
+    assert conditions["Validated"] == ("False", "SpecUnreadable", "spec.trainer: is required")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ({"spec": []}, "spec.trainer.template.spec: must be a mapping; found []"),
+        ({"spec": {"containers": {}}}, "spec.trainer.template.spec.containers: must be a list; found {}"),
+        ({"spec": {"volumes": "x"}}, "spec.trainer.template.spec.volumes: must be a list; found 'x'"),
+        ({"spec": {"volumes": ["x"]}}, "spec.trainer.template.spec.volumes[0]: must be a mapping; found 'x'"),
+    ],
+)
+def test_a_template_without_a_pods_shape_is_a_finding(template: Any, message: str) -> None:
+    plan, conditions = outcome(fresh(spec(trainer__template=template)))
+    assert conditions["Validated"] == ("False", "SpecUnreadable", message)
+    assert plan.actions == ()
+
+
+def test_a_missing_claim_is_waited_for() -> None:
+    plan, conditions = outcome(fresh(claim_exists=False))
+    assert plan.actions == ()
+    assert plan.requeue_after == 15
+    assert conditions["ClusterReady"][:2] == ("False", "VolumeMissing")
+    assert "copy-checkpoints does not exist in namespace default" in conditions["ClusterReady"][2]
+    assert conditions["Succeeded"][:2] == ("Unknown", "Pending")
+
+
+def test_a_missing_kuberay_is_waited_for() -> None:
+    plan, conditions = outcome(fresh(kuberay_present=False))
+    assert plan.actions == ()
+    assert conditions["ClusterReady"][1] == "KubeRayMissing"
+    assert conditions["Succeeded"][2] == "KubeRay is not installed"
+
+
+@pytest.mark.parametrize(
+    "left", [{"pods": (pod(job_uid="earlier"),)}, {"clusters": (cluster(owner_uid="earlier"),)}], ids=["pods", "cluster"]
+)
+def test_what_a_deleted_namesake_left_is_waited_for(left: dict[str, Any]) -> None:
+    plan, conditions = outcome(fresh(**left))
+    assert plan.actions == ()
+    assert conditions["ClusterReady"][1] == "NameTaken"
+
+
+def test_a_job_that_is_being_deleted_is_left_alone() -> None:
+    deleting = job()
+    object.__setattr__(deleting, "deleting", True)
+    assert decide(world(job=deleting)) == Plan()
+
+
+# ---- The cluster ----
+
+
+def test_a_counted_attempt_gets_its_cluster() -> None:
+    plan, _ = outcome(fresh(status={"attempt": 1, "attemptStartTime": stamp(0)}))
+    (create,) = plan.actions
+    assert isinstance(create, CreateCluster)
+    metadata = create.manifest["metadata"]
+    assert metadata["name"] == "copy-1"
+    assert [owner["uid"] for owner in metadata["ownerReferences"]] == [UID]
+
+
+def test_a_cluster_that_was_deleted_is_a_failed_attempt_and_not_made_again() -> None:
+    plan, conditions = outcome(world(clusters=(), pods=()))
+    assert plan.actions == ()
+    assert conditions["ClusterReady"][1] == "HeadLost"
+    assert conditions["Succeeded"][1] == "Restarting"
+
+
+def test_a_cluster_name_of_somebody_else_is_waited_for_until_the_deadline() -> None:
+    status = {"attempt": 1, "attemptStartTime": stamp(0)}
+    plan, conditions = outcome(fresh(status=status, stranger="RLJob copy (uid 9)"))
+    assert plan.actions == ()
+    assert conditions["ClusterReady"][1] == "NameTaken"
+    late = world(700, status, clusters=(), pods=(), stranger="RLJob copy (uid 9)")
+    assert apply(decide(late), late).last_failure.reason == "ProvisioningDeadlineExceeded"  # type: ignore[union-attr]
+
+
+def test_a_refused_cluster_is_tried_again_when_that_may_help() -> None:
+    status = {"attempt": 1, "attemptStartTime": stamp(0)}
+    plan, conditions = outcome(fresh(status=status, refusal=Refusal("403 Forbidden: exceeded quota", final=False)))
+    assert kinds(plan) == [CreateCluster]
+    assert conditions["ClusterReady"] == (
+        "False",
+        "ClusterRejected",
+        "RayCluster copy-1 is refused: 403 Forbidden: exceeded quota",
+    )
+
+
+def test_a_cluster_that_can_never_be_accepted_fails_the_job() -> None:
+    status = {"attempt": 1, "attemptStartTime": stamp(0)}
+    plan, conditions = outcome(fresh(status=status, refusal=Refusal("422 Invalid: no such field", final=True)))
+    assert plan.actions == ()
+    assert conditions["Succeeded"][:2] == ("False", "ClusterRejected")
+
+
+def test_a_cluster_that_kuberay_refuses_fails_the_job_with_its_words() -> None:
+    refused = cluster(provisioned=None, observed=False)
+    _, conditions = outcome(world(clusters=(refused,), pods=(), warning="InvalidRayClusterSpec: nonsense"))
+    assert conditions["Succeeded"][:2] == ("False", "ClusterRejected")
+    assert "InvalidRayClusterSpec: nonsense" in conditions["Succeeded"][2]
+
+
+def test_starting_pods_quote_the_kubelets_words() -> None:
+    waiting = pod(ready=False, trouble="ImagePullBackOff: no such image")
+    plan, conditions = outcome(world(clusters=(cluster(provisioned=None),), pods=(waiting, pod("worker"))))
+    assert plan.actions == ()
+    message = "1 of 2 pods are ready; copy-1-head: ImagePullBackOff: no such image"
+    assert conditions["ClusterReady"] == ("False", "PodsPending", message)
+    assert conditions["Succeeded"][1] == "Provisioning"
+
+
+def test_pods_that_never_get_ready_fail_the_attempt_with_the_kubelets_words() -> None:
+    waiting = pod(ready=False, trouble="ErrImageNeverPull: x")
+    before = world(601, clusters=(cluster(provisioned=None),), pods=(waiting,))
+    plan, conditions = outcome(before)
+    failure = apply(plan, before).last_failure
+    assert failure is not None
+    assert failure.reason == "ProvisioningDeadlineExceeded"
+    assert "600 s (provisioningSeconds); copy-1-head: ErrImageNeverPull: x" in failure.message
+    assert kinds(plan) == [DeleteCluster]
+    assert conditions["Restarting"][:2] == ("True", "WaitingForPodsToExit")
+
+
+# ---- The driver ----
+
+
+def test_the_driver_is_submitted_when_all_pods_are_ready_and_ray_does_not_know_it() -> None:
+    plan, _ = outcome(world(driver=UNKNOWN))
+    (submit,) = plan.actions
+    assert isinstance(submit, SubmitDriver)
+    assert (submit.cluster, submit.submission_id) == ("copy-1", "copy-1")
+    assert submit.entrypoint == "python -m rljob_workload.runtime.main"
+    assert submit.environment["RLJOB_ATTEMPT"] == "1"
+    assert submit.environment["RLJOB_UID"] == UID
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"driver": UNKNOWN, "pods": (pod(), pod("worker", ready=False))},
+        {"driver": Driver("PENDING")},
+        {"driver": Driver("RUNNING")},
+        {"driver": Unreachable("refused")},
+        {"driver": None},
+    ],
+    ids=["a pod is not ready", "pending", "running", "unreachable", "not asked"],
+)
+def test_the_driver_is_not_submitted_otherwise(changes: dict[str, Any]) -> None:
+    assert decide(world(**changes)).actions == ()
+
+
+@pytest.mark.parametrize(
+    ("driver", "status", "reason"),
+    [
+        (Driver("PENDING"), "Unknown", "Submitted"),
+        (Driver("RUNNING"), "True", "Running"),
+        (Unreachable("connection refused"), "Unknown", "Unreachable"),
+        (None, "False", "NotSubmitted"),
+    ],
+)
+def test_what_ray_says_is_the_drivers_condition(driver: Any, status: str, reason: str) -> None:
+    _, conditions = outcome(world(driver=driver))
+    assert conditions["DriverRunning"][:2] == (status, reason)
+
+
+def test_a_submission_that_ray_refuses_is_shown() -> None:
+    _, conditions = outcome(world(driver=UNKNOWN, submit_error="Ray answered 500: No available agent"))
+    assert conditions["DriverRunning"][1:] == (
+        "Unreachable",
+        "Ray's dashboard does not answer: Ray answered 500: No available agent",
+    )
+
+
+def test_the_attempts_own_spec_is_submitted_even_when_the_job_was_edited() -> None:
+    edited = job(running(), spec(algorithm__grpo__steps=9))
+    (submit,) = decide(world(job=edited, driver=UNKNOWN)).actions
+    assert isinstance(submit, SubmitDriver)
+    assert '"steps":500' in submit.environment["RLJOB_SPEC"]
+
+
+def test_numbers_of_the_report_reach_the_status() -> None:
+    checkpoint = CheckpointInfo(step=50, path="runs/default/copy/step-000050-t000001")
+    told = report(60, reward=0.51234, validation_step=50, validation_reward=0.5, checkpoint=checkpoint)
+    before = training(report=told)
+    status = apply(decide(before), before)
+    assert (status.step, status.total_steps, status.reward) == (60, 500, "0.5123")
+    assert status.validation is not None
+    assert (status.validation.step, status.validation.reward) == (50, "0.5000")
+    assert status.checkpoint == checkpoint
+    assert status.prompts is not None
+    assert status.prompts.handed_out == 480
+    assert status.last_step_time == stamp(60)
+
+
+def test_a_training_job_says_so() -> None:
+    _, conditions = outcome(training())
+    assert conditions["ClusterReady"][:2] == ("True", "AllPodsReady")
+    assert conditions["DriverRunning"][:2] == ("True", "Running")
+    assert conditions["Progressing"] == ("True", "StepAdvanced", "phase Training")
+    assert conditions["PromptsSkipped"] == ("False", "None", "0 of 40 prompts skipped")
+    assert conditions["Succeeded"] == ("Unknown", "Running", "step 5 of 500")
+
+
+def test_a_resumed_attempt_waits_for_its_own_first_step() -> None:
+    told = report(100, attempt=2, resume=RESUMED)
+    before = training(job=job(running(2, step=108)), clusters=(cluster(2),), pods=pods(2), report=told)
+    _, conditions = outcome(before)
+    assert conditions["Progressing"][1] == "WaitingForFirstStep"
+    assert conditions["Succeeded"][1] == "Starting"
+
+
+@pytest.mark.parametrize(("budget", "reason"), [(3, "WithinBudget"), (2, "BudgetExceeded")])
+def test_skipped_prompts_are_counted_with_their_causes(budget: int, reason: str) -> None:
+    counts = PromptCounts(handed_out=4096, trained=4093, skipped=3, skipped_by={"RetryBudgetExhausted": [17, 90, 113]})
+    before = training(job=job(running(), spec(prompts={"maxSkipped": budget})), report=report(5, prompts=counts))
+    plan, conditions = outcome(before)
+    status, got, message = conditions["PromptsSkipped"]
+    assert (status, got) == ("True", reason)
+    assert message.startswith("3 of 4096 prompts skipped")
+    assert "RetryBudgetExhausted: 17, 90, 113" in message
+    assert [event.reason for event in plan.events] == (["PromptsSkipped"] if reason == "BudgetExceeded" else [])
+
+
+def test_a_spec_made_invalid_while_training_says_so_and_disturbs_nothing() -> None:
+    edited = job(running(), spec(generation__parallelism={"tensor": 2}), generation=2)
+    plan, conditions = outcome(training(job=edited))
+    assert plan.actions == ()
+    assert conditions["Validated"][:2] == ("False", "GenerationLayoutMismatch")
+    assert conditions["Succeeded"][:2] == ("Unknown", "Running")
+
+
+# ---- The end ----
+
+
+def test_success_keeps_the_last_report_and_lets_the_cluster_go() -> None:
+    told = report(350, phase="Finished", validation_step=350, validation_reward=0.96, finished=FINISHED)
+    before = training(driver=Driver("SUCCEEDED", 0), report=told)
+    plan, conditions = outcome(before)
+    assert plan.actions == (DeleteCluster("copy-1", "cluster-1"),)
+    assert conditions["Succeeded"][:2] == ("True", "TargetReached")
+    message = "step 350 of 500, validation reward 0.9600 at step 350, 0 of 2800 prompts skipped"
+    assert conditions["Succeeded"][2].endswith(message)
+    assert conditions["ClusterReady"][1] == "Deleted"
+    assert conditions["DriverRunning"] == ("False", "Exited", "copy-1 ended with exit code 0")
+    status = apply(plan, before)
+    assert (status.step, status.finish_time) == (350, stamp(60))
+
+
+def test_success_without_a_last_report_says_that_it_is_missing() -> None:
+    _, conditions = outcome(training(driver=Driver("SUCCEEDED", 0), report=None))
+    assert conditions["Succeeded"][:2] == ("True", "Completed")
+    assert "last report was not received" in conditions["Succeeded"][2]
+
+
+def test_success_counts_even_when_pods_are_already_gone() -> None:
+    _, conditions = outcome(training(driver=Driver("SUCCEEDED", 0), pods=(pod(),), report=report(500, finished=FINISHED)))
+    assert conditions["Succeeded"][0] == "True"
+
+
+def test_a_cluster_is_kept_for_its_ttl_and_then_deleted() -> None:
+    keep = job(running(), spec(ttlSecondsAfterFinished=100))
+    before = training(job=keep, driver=Driver("SUCCEEDED", 0), report=report(500, finished=FINISHED))
+    plan, conditions = outcome(before)
+    assert plan.actions == ()
+    assert conditions["ClusterReady"] == ("True", "KeptAfterFinish", f"kept until {stamp(160)} (ttlSecondsAfterFinished)")
+    assert plan.requeue_after == pytest.approx(100.1)
+    status = apply(plan, before).to_wire()
+    finished = job(status, spec(ttlSecondsAfterFinished=100))
+    assert decide(world(159, job=finished)).actions == ()
+    plan, conditions = outcome(world(161, job=finished))
+    assert kinds(plan) == [DeleteCluster]
+    assert conditions["ClusterReady"][1] == "Deleted"
+    assert conditions["Succeeded"][1] == "TargetReached"
+
+
+def test_a_finished_job_at_rest_needs_nothing() -> None:
+    before = training(driver=Driver("SUCCEEDED", 0), report=report(500, finished=FINISHED))
+    status = apply(decide(before), before).to_wire()
+    plan = decide(world(9999, job=job(status), clusters=(), pods=()))
+    assert plan == Plan()
+
+
+# ---- Failures ----
+
+
+def test_a_permanent_exit_code_fails_the_job_at_once_with_the_log() -> None:
+    lines = "\n".join(f"line {number}" for number in range(30)) + "\nRLJOB-REPORT {}"
+    told = report(7, phase="Failed", failed=Failed(exit_code=78, message="loss is nan at step 8"))
+    before = training(driver=Driver("FAILED", 78, lines), report=told)
+    plan, conditions = outcome(before)
+    status, reason, message = conditions["Succeeded"]
+    assert (status, reason) == ("False", "DriverFailed")
+    assert "attempt 1: the driver ended with exit code 78 (NonFinite): loss is nan at step 8" in message
+    assert message.endswith("line 29")
+    assert "line 17" not in message
+    failure = apply(plan, before).last_failure
+    assert failure is not None
+    assert (failure.attempt, failure.exit_code, failure.reason) == (1, 78, "DriverFailed")
+    assert kinds(plan) == [DeleteCluster]
+
+
+def test_a_transient_exit_code_is_followed_by_another_attempt() -> None:
+    before = training(driver=Driver("FAILED", 73, "a rank died"))
+    plan, conditions = outcome(before)
+    status = apply(plan, before)
+    assert (status.restarts, status.finish_time) == (1, None)
+    assert conditions["Succeeded"][:2] == ("Unknown", "Restarting")
+    assert conditions["DriverRunning"] == ("False", "Exited", "copy-1 ended with exit code 73 (RankLost)")
+    assert kinds(plan) == [DeleteCluster]
+
+
+def test_restarts_are_bounded() -> None:
+    before = training(job=job(running(4, restarts=3)), clusters=(cluster(4),), pods=pods(4), driver=Driver("FAILED", 73))
+    plan, conditions = outcome(before)
+    assert conditions["Succeeded"][:2] == ("False", "DriverFailed")
+    assert "all 3 restarts are used up" in conditions["Succeeded"][2]
+    assert apply(plan, before).restarts == 3
+
+
+def test_a_newer_checkpoint_resets_the_count_of_restarts() -> None:
+    status = running(
+        4,
+        restarts=3,
+        checkpoint={"step": 150, "path": "x"},
+        lastFailure={"attempt": 3, "reason": "DriverFailed", "time": stamp(0), "checkpointStep": 100},
+    )
+    before = training(job=job(status), clusters=(cluster(4),), pods=pods(4), driver=Driver("FAILED", 73), report=None)
+    assert apply(decide(before), before).restarts == 1
+    keep = job(status, spec(failurePolicy={"resetAfterProgress": False}))
+    before = training(job=keep, clusters=(cluster(4),), pods=pods(4), driver=Driver("FAILED", 73), report=None)
+    assert apply(decide(before), before).finish_time is not None
+
+
+def test_exit_codes_that_are_not_ours_are_transient() -> None:
+    _, conditions = outcome(training(driver=Driver("FAILED", 137)))
+    assert conditions["Succeeded"][1] == "Restarting"
+
+
+def test_a_lost_head_is_a_failed_attempt_with_its_last_words() -> None:
+    gone = pod(ended=True, ready=False, last_words="OOMKilled, exit code 137")
+    before = training(pods=(pod("worker"),), departed=(gone,))
+    plan, conditions = outcome(before)
+    assert conditions["ClusterReady"] == ("False", "HeadLost", "the head pod copy-1-head is gone: OOMKilled, exit code 137")
+    assert kinds(plan) == [DeleteCluster]
+
+
+def test_a_lost_head_quotes_kuberays_event_when_the_pod_was_never_seen_dead() -> None:
+    before = training(pods=(pod("worker"),), warning="DeletedHeadPod: exit 137")
+    _, conditions = outcome(before)
+    assert conditions["ClusterReady"][2] == "the head pod of copy-1 is gone: DeletedHeadPod: exit 137"
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        (pod(),),
+        (pod(), pod("worker", ended=True, last_words="Error, exit code 1")),
+        (pod(), pod("worker", deleting=True)),
+        (pod(), pod("worker", created=at(40), ready=False)),
+    ],
+    ids=["gone", "ended", "deleting", "replaced"],
+)
+def test_a_lost_worker_is_a_failed_attempt(left: Any) -> None:
+    _, conditions = outcome(training(pods=left))
+    assert conditions["ClusterReady"][1] == "WorkerLost"
+    assert conditions["Succeeded"][1] == "Restarting"
+
+
+def test_a_worker_that_is_only_unready_is_not_lost() -> None:
+    plan, conditions = outcome(training(pods=(pod(), pod("worker", ready=False))))
+    assert plan.actions == ()
+    assert conditions["ClusterReady"][1] == "PodsPending"
+    assert conditions["Succeeded"][1] == "Running"
+
+
+def test_ray_forgetting_the_driver_is_a_failed_attempt() -> None:
+    before = training(driver=UNKNOWN)
+    plan, _ = outcome(before)
+    assert apply(plan, before).last_failure.reason == "DriverLost"  # type: ignore[union-attr]
+    assert SubmitDriver not in kinds(plan)
+
+
+def test_a_restarted_operator_knows_from_the_status_that_the_driver_ran() -> None:
+    before = world(90, running(step=5, lastStepTime=stamp(60)), driver=UNKNOWN)
+    assert apply(decide(before), before).last_failure.reason == "DriverLost"  # type: ignore[union-attr]
+
+
+def test_a_driver_stopped_through_ray_is_a_failed_attempt() -> None:
+    before = training(driver=Driver("STOPPED"))
+    assert "stopped through Ray" in apply(decide(before), before).last_failure.message  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told", "reason"),
+    [
+        (621, report(0), "FirstStepDeadlineExceeded"),
+        (621, None, "FirstStepDeadlineExceeded"),
+        (619, report(0), None),
+        (361, report(5, last_step_time=stamp(60)), "StallDeadlineExceeded"),
+        (359, report(5, last_step_time=stamp(60)), None),
+    ],
+)
+def test_time_without_a_step_is_bounded(seconds: float, told: Any, reason: str | None) -> None:
+    status = running(step=5, lastStepTime=stamp(60)) if told and told.step else running()
+    before = training(seconds, job=job(status), report=told)
+    failure = apply(decide(before), before).last_failure
+    assert (failure.reason if failure else None) == reason
+
+
+def test_a_stall_shows_in_progressing() -> None:
+    status = running(step=5, lastStepTime=stamp(60))
+    _, conditions = outcome(training(400, job=job(status), report=report(5, last_step_time=stamp(60))))
+    assert conditions["Progressing"][:2] == ("False", "Stalled")
+    assert "no step for 340 s (stallSeconds 300); last known phase Training" in conditions["Progressing"][2]
+
+
+def test_an_unreachable_driver_is_no_failure_before_the_stall_deadline() -> None:
+    status = running(step=5, lastStepTime=stamp(60))
+    plan, conditions = outcome(training(300, job=job(status), driver=Unreachable("timeout"), report=report(5)))
+    assert plan.actions == ()
+    assert conditions["DriverRunning"][1] == "Unreachable"
+
+
+# ---- Between attempts ----
+
+
+def test_the_next_attempt_waits_for_the_previous_ones_pods_by_name() -> None:
+    plan, conditions = outcome(world(60, failed(), clusters=(), pods=(pod("worker", deleting=True),)))
+    assert plan.actions == ()
+    assert conditions["Restarting"] == ("True", "WaitingForPodsToExit", "waiting for pods of attempt 1 to end: copy-1-worker")
+
+
+def test_the_previous_cluster_is_deleted_again_when_it_is_still_there() -> None:
+    plan, _ = outcome(world(60, failed(), pods=()))
+    assert plan.actions == (DeleteCluster("copy-1", "cluster-1"),)
+
+
+@pytest.mark.parametrize(("restarts", "seconds"), [(1, 5), (2, 10), (3, 20), (8, 300)])
+def test_the_backoff_doubles_up_to_its_cap(restarts: int, seconds: int) -> None:
+    status = failed(seconds=0, restarts=restarts)
+    plan, conditions = outcome(world(1, status, clusters=(), pods=()))
+    assert plan.actions == ()
+    assert plan.requeue_after == pytest.approx(seconds - 1)
+    assert conditions["Restarting"] == ("True", "BackingOff", f"attempt 2 starts at {stamp(seconds)}")
+    plan, conditions = outcome(world(seconds, status, clusters=(), pods=()))
+    assert kinds(plan) == [PersistAttempt]
+    assert conditions["Restarting"][:2] == ("False", "NotRestarting")
+
+
+def test_the_next_attempt_has_the_next_number() -> None:
+    before = world(60, failed(), clusters=(), pods=())
+    status = apply(decide(before), before)
+    assert (status.attempt, status.ray_cluster_name, status.attempt_start_time) == (2, None, stamp(60))
+    assert status.last_failure is not None
+
+
+def test_a_spec_made_invalid_between_attempts_starts_nothing() -> None:
+    plan, conditions = outcome(world(60, job=job(failed(), spec(generation__parallelism={"tensor": 2})), clusters=(), pods=()))
+    assert plan.actions == ()
+    assert conditions["Succeeded"][1] == "Invalid"
+
+
+# ---- Writing ----
+
+
+def test_numbers_alone_are_written_at_most_every_status_period() -> None:
+    first = training(60)
+    status = apply(decide(first), first).to_wire()
+    soon = training(66, step=9, job=job(status), written=at(60))
+    plan = decide(soon)
+    assert plan.status_patch is None
+    assert plan.requeue_after == 2
+    later = training(75, step=12, job=job(status), written=at(60))
+    patch = decide(later).status_patch
+    assert patch is not None
+    assert patch["step"] == 12
+
+
+def test_a_flipped_condition_is_written_at_once() -> None:
+    first = training(60)
+    status = apply(decide(first), first).to_wire()
+    plan = decide(training(61, step=6, job=job(status), written=at(60), driver=Unreachable("gone")))
+    assert plan.status_patch is not None
+
+
+def test_nothing_new_writes_nothing() -> None:
+    first = training(60)
+    status = apply(decide(first), first).to_wire()
+    assert decide(training(90, job=job(status), written=at(60))).status_patch is None
+
+
+def test_transition_times_move_only_with_the_status() -> None:
+    first = training(60)
+    status = apply(decide(first), first).to_wire()
+    after = training(90, job=job(status), driver=Unreachable("x"), report=report(9))
+    times = {one.type: one.last_transition_time for one in apply(decide(after), after).conditions}
+    assert times["DriverRunning"] == stamp(90)
+    assert times["Progressing"] == stamp(60)
+
+
+def test_a_field_that_another_version_wrote_is_dropped_not_fatal() -> None:
+    before = training(job=job({**running(), "moonPhase": 3}))
+    assert (decide(before).status_patch or {})["moonPhase"] is None

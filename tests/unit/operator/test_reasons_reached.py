@@ -1,0 +1,60 @@
+"""Every reason that the contract documents is one that the operator gives at some moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob_api.progress import PromptCounts
+from rljob_api.reasons import REASONS, ConditionType
+from rljob_operator.world import Driver, Refusal, Unreachable, World
+
+from .builders import FINISHED, UNKNOWN, cluster, failed, job, outcome, pod, report, running, spec, stamp, training, world
+
+COUNTED = {"attempt": 1, "attemptStartTime": stamp(0)}
+SKIPPED = PromptCounts(handed_out=9, trained=8, skipped=1, skipped_by={"BadRow": [3]})
+DONE: dict[str, Any] = {"driver": Driver("SUCCEEDED", 0)}
+
+
+def last(**changes: Any) -> World:
+    """A moment of an attempt that no restart follows."""
+    no_restart = job(running(), spec(failurePolicy={"maxRestarts": 0}))
+    return training(**{"job": no_restart, **changes})
+
+
+MOMENTS = [
+    world(0, {}, clusters=(), pods=()),
+    world(0, {}, clusters=(), pods=(), claim_exists=False),
+    world(0, {}, clusters=(), pods=(), kuberay_present=False),
+    world(0, {}, clusters=(cluster(owner_uid="x"),), pods=()),
+    world(0, job=job(spec=spec(generation__parallelism={"tensor": 2})), clusters=(), pods=()),
+    world(9, COUNTED, clusters=(), pods=(), refusal=Refusal("422", final=True)),
+    world(clusters=(cluster(provisioned=None),), pods=()),
+    world(driver=UNKNOWN),
+    world(driver=Driver("PENDING")),
+    world(driver=Unreachable("x")),
+    training(),
+    training(report=report(1, prompts=SKIPPED)),
+    training(job=job(running(), spec(prompts={"maxSkipped": 1})), report=report(1, prompts=SKIPPED)),
+    training(**DONE, report=report(500, finished=FINISHED)),
+    training(**DONE, report=None),
+    training(job=job(running(), spec(ttlSecondsAfterFinished=9)), **DONE),
+    training(driver=Driver("FAILED", 73)),
+    world(60, failed(), clusters=(), pods=(pod(),)),
+    world(1, failed(), clusters=(), pods=()),
+    last(driver=Driver("FAILED", 73)),
+    last(driver=UNKNOWN),
+    last(pods=(pod("worker"),)),
+    last(pods=(pod(),)),
+    training(pods=(pod("worker"),)),
+    training(pods=(pod(),)),
+    last(seconds=9999, report=None, clusters=(cluster(provisioned=None),)),
+    last(seconds=9999, report=None),
+    last(seconds=9999, report=report(5, last_step_time=stamp(60))),
+]
+
+
+def test_every_reason_is_reached() -> None:
+    reached = {(type_, reason) for moment in MOMENTS for type_, (_, reason, _) in outcome(moment)[1].items()}
+    # The other findings of `judge` come the same way as GenerationLayoutMismatch.
+    judged = {(type_.value, name) for type_, name in REASONS if type_ is ConditionType.VALIDATED}
+    assert sorted({(type_.value, name) for type_, name in REASONS} - judged - reached) == []
