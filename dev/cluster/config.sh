@@ -31,7 +31,8 @@ write_pki() {
   mkdir -p "$PKI"
   chmod 700 "$PKI"
   openssl ecparam -name prime256v1 -genkey -noout -out "$PKI/ca.key"
-  openssl req -x509 -new -key "$PKI/ca.key" -subj "/CN=$CLUSTER-ca" -days 3650 -out "$PKI/ca.crt"
+  openssl req -x509 -new -key "$PKI/ca.key" -subj "/CN=$CLUSTER-ca" -days 3650 -out "$PKI/ca.crt" \
+    -addext keyUsage=critical,keyCertSign,cRLSign # Python 3.13 refuses an authority without it
   openssl ecparam -name prime256v1 -genkey -noout -out "$PKI/sa.key"
   openssl ec -in "$PKI/sa.key" -pubout -out "$PKI/sa.pub" 2> /dev/null
   cert apiserver kube-apiserver "" "subjectAltName=$names,IP:127.0.0.1,IP:$NODE_IP,IP:$SVC_IP"
