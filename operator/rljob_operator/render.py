@@ -5,6 +5,7 @@
 - mappings are merged key by key; where both give a value, ours wins;
 - lists whose items have a key (volumes, env, ports: `name`; volumeMounts: `mountPath`) are joined by that key, our item in
   place of the template's; other lists are joined, the template's first;
+- user and group ids and `imagePullPolicy` are defaults of ours: there the template wins;
 - a container named `trainer` is merged with ours, any other becomes a sidecar; ours always comes first, because KubeRay
   takes the first container as Ray's.
 """
@@ -34,6 +35,20 @@ _MERGE_KEYS = {
     "volumeMounts": "mountPath",
     "imagePullSecrets": "name",
 }
+
+
+# Below the template: what an image or a cluster may need otherwise.
+_POD_DEFAULTS: dict[str, Any] = {
+    "spec": {
+        "securityContext": {
+            "runAsUser": 1000,
+            "runAsGroup": 1000,
+            "fsGroup": 1000,
+            "fsGroupChangePolicy": "OnRootMismatch",
+        }
+    }
+}
+_CONTAINER_DEFAULTS: dict[str, Any] = {"imagePullPolicy": "IfNotPresent"}
 
 
 class TemplateError(ValueError):
@@ -134,31 +149,30 @@ def _pod(
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": _GRACE_SECONDS,
             "automountServiceAccountToken": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 1000,
-                "runAsGroup": 1000,
-                "fsGroup": 1000,
-                "fsGroupChangePolicy": "OnRootMismatch",
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
             "volumes": volumes,
         },
     }
-    template = dict(_checked(spec.trainer.template, "spec.trainer.template", Mapping))
-    inner = dict(_checked(template.get("spec", {}), "spec.trainer.template.spec", Mapping))
-    theirs = _checked(inner.pop("containers", []), "spec.trainer.template.spec.containers", list)
-    merged: dict[str, Any] = lay_under({**template, "spec": inner}, ours, "spec.trainer.template")
-    named = [_checked(one, f"spec.trainer.template.spec.containers[{i}]", Mapping) for i, one in enumerate(theirs)]
+    path = "spec.trainer.template"
+    template = dict(_checked(spec.trainer.template, path, Mapping))
+    inner = dict(_checked(template.get("spec", {}), f"{path}.spec", Mapping))
+    theirs = _checked(inner.pop("containers", []), f"{path}.spec.containers", list)
+    based = lay_under(_POD_DEFAULTS, {**template, "spec": inner}, path)
+    merged: dict[str, Any] = lay_under(based, ours, path)
+    named = [_checked(one, f"{path}.spec.containers[{index}]", Mapping) for index, one in enumerate(theirs)]
     under = next((dict(one) for one in named if one.get("name") == CONTAINER), {})
-    container = lay_under(under, _container(spec, resources, gpus, head), "spec.trainer.template.spec.containers")
+    container = _container(spec, resources, gpus, head, under)
     merged["spec"]["containers"] = [container, *(dict(one) for one in named if one.get("name") != CONTAINER)]
     return merged
 
 
-def _container(spec: RLJobSpec, resources: Resources | HeadResources, gpus: int, head: bool) -> dict[str, Any]:
+def _container(
+    spec: RLJobSpec, resources: Resources | HeadResources, gpus: int, head: bool, under: Mapping[str, Any]
+) -> dict[str, Any]:
+    path = f"spec.trainer.template.spec.containers[{CONTAINER}]"
+    theirs = [_checked(one, f"{path}.env", Mapping) for one in _checked(under.get("env", []), f"{path}.env", list)]
     environment = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    if gpus == 0:
+    if gpus == 0 and all(one.get("name") != "OMP_NUM_THREADS" for one in theirs):
         # Several ranks share the cores; each thread pool would take all of them.
         environment["OMP_NUM_THREADS"] = "1"
     amounts: dict[str, Any] = {
@@ -171,7 +185,6 @@ def _container(spec: RLJobSpec, resources: Resources | HeadResources, gpus: int,
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": spec.trainer.image,
-        "imagePullPolicy": "IfNotPresent",
         "env": [{"name": name, "value": value} for name, value in environment.items()],
         "resources": amounts,
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
@@ -191,7 +204,7 @@ def _container(spec: RLJobSpec, resources: Resources | HeadResources, gpus: int,
                 (names.PROGRESS_PORT_NAME, names.PROGRESS_PORT),
             )
         ]
-    return container
+    return lay_under(lay_under(_CONTAINER_DEFAULTS, under, path), container, path)
 
 
 def lay_under(under: Mapping[str, Any], over: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -1,0 +1,126 @@
+"""Ray's jobs API and the driver's report, as they answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from rljob_operator.api import ApiUnreachableError, HttpAnswer, RayError
+from rljob_operator.ray import DirectTransport, Ray
+from rljob_operator.world import Driver, DriverUnknown, Unreachable
+
+from .builders import report
+
+
+class Canned:
+    """A transport with one answer; keeps what was asked."""
+
+    def __init__(self, status: int, body: str) -> None:
+        self.answer = HttpAnswer(status, body)
+        self.asked: list[tuple[Any, ...]] = []
+
+    async def __call__(
+        self, method: str, namespace: str, service: str, port: int, path: str, body: Mapping[str, Any] | None = None
+    ) -> HttpAnswer:
+        self.asked.append((method, namespace, service, port, path, body))
+        return self.answer
+
+
+async def refused(*_: Any, **__: Any) -> HttpAnswer:
+    raise ApiUnreachableError("connection refused")
+
+
+DETAILS = {"status": "FAILED", "driver_exit_code": 13, "message": "last lines", "entrypoint": "x", "type": "SUBMISSION"}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "answer"),
+    [
+        (200, json.dumps(DETAILS), Driver("FAILED", 13, "last lines")),
+        (200, json.dumps({"status": "RUNNING", "driver_exit_code": None, "message": None}), Driver("RUNNING")),
+        (404, "Job copy-1 does not exist", DriverUnknown()),
+    ],
+)
+async def test_what_ray_knows_of_a_driver(status: int, body: str, answer: Any) -> None:
+    transport = Canned(status, body)
+    assert await Ray(transport).driver("ns", "copy-1", "copy-1") == answer
+    assert transport.asked == [("GET", "ns", "copy-1-head-svc", 8265, "/api/jobs/copy-1", None)]
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [(404, "404 page not found"), (503, "no endpoints available"), (200, "<html>"), (200, "[]"), (401, "no token")],
+)
+async def test_what_is_no_answer_of_ray_never_looks_like_an_unknown_driver(status: int, body: str) -> None:
+    assert isinstance(await Ray(Canned(status, body)).driver("ns", "copy-1", "copy-1"), Unreachable)
+
+
+async def test_no_connection_is_unreachable() -> None:
+    ray = Ray(refused)
+    assert await ray.driver("ns", "c", "s") == Unreachable("connection refused")
+    assert await ray.report("ns", "c") == Unreachable("connection refused")
+    assert await ray.last_report_in_logs("ns", "c", "s") == Unreachable("connection refused")
+    with pytest.raises(RayError, match="connection refused"):
+        await ray.submit("ns", "c", {})
+
+
+async def test_a_submission_that_exists_is_a_success() -> None:
+    traceback = "Traceback (most recent call last):\n ...\nValueError: Job with submission_id copy-1 already exists."
+    await Ray(Canned(500, traceback)).submit("ns", "c", {})
+
+
+async def test_a_refused_submission_names_the_last_line() -> None:
+    with pytest.raises(
+        RayError, match=r"^Ray answered 500: Exception: No available agent to submit job, please try again later\.$"
+    ):
+        await Ray(
+            Canned(500, "Traceback\n  File x\nException: No available agent to submit job, please try again later.\n")
+        ).submit("ns", "c", {})
+
+
+async def test_a_report_of_another_version_is_named_not_half_read() -> None:
+    wire = report(3).to_wire() | {"reportVersion": 2}
+    answer = await Ray(Canned(200, json.dumps(wire))).report("ns", "c")
+    assert isinstance(answer, Unreachable)
+    assert "reportVersion" in answer.detail
+
+
+async def test_the_last_report_is_found_in_the_logs() -> None:
+    lines = [
+        "starting",
+        "RLJOB-REPORT " + json.dumps(report(1).to_wire()),
+        "RLJOB-REPORT " + json.dumps(report(9).to_wire()),
+        "end",
+    ]
+    transport = Canned(200, json.dumps({"logs": "\n".join(lines)}))
+    answer = await Ray(transport).last_report_in_logs("ns", "c", "copy-1")
+    assert answer == report(9)
+    assert transport.asked[0][4] == "/api/jobs/copy-1/logs"
+    assert isinstance(await Ray(Canned(200, json.dumps({"logs": "nothing"}))).last_report_in_logs("n", "c", "s"), Unreachable)
+
+
+async def test_the_direct_transport_reaches_a_server_and_names_the_url_when_it_does_not() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response({"path": request.path, "body": await request.json()})
+
+    app = web.Application()
+    app.router.add_post("/{tail:.*}", handler)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    transport = DirectTransport("http://127.0.0.1:" + str(port) + "/{namespace}/{service}/{port}")
+    try:
+        answer = await transport("POST", "ns", "copy-1-head-svc", 8265, "/api/jobs/", {"a": 1})
+        assert json.loads(answer.body) == {"path": "/ns/copy-1-head-svc/8265/api/jobs/", "body": {"a": 1}}
+        await runner.cleanup()
+        with pytest.raises(ApiUnreachableError, match=f"127.0.0.1:{port}/ns/copy-1-head-svc/8265/api/jobs/"):
+            await transport("GET", "ns", "copy-1-head-svc", 8265, "/api/jobs/")
+    finally:
+        await transport.close()
+        await runner.cleanup()
