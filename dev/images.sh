@@ -43,9 +43,14 @@ code_folders() { sed -n 's/^COPY \([a-z_/]*\) .*/\1/p' "images/$1/Dockerfile" | 
 content_key() { # shellcheck disable=SC2046 # folders of our own, without spaces
   { dependency_key "$1"; cat "images/$1/Dockerfile" images/dockerignore; tree $(code_folders "$1"); } | digest
 }
-base_image() { echo "localhost/rljob-base:$(base_key)"; }
-dependency_image() { echo "localhost/rljob-$1-dependencies:$(dependency_key "$1")"; }
-content_image() { echo "localhost/rljob-$1:$(content_key "$1")"; }
+
+# name_all KIND: taken once, since somebody may be editing while this runs; the build makes sure that it took what it named.
+name_all() {
+  BASE=localhost/rljob-base:$(base_key)
+  DEPENDENCIES=localhost/rljob-$1-dependencies:$(dependency_key "$1")
+  CONTENT=localhost/rljob-$1:$(content_key "$1")
+  LATEST=localhost/rljob-$1:dev
+}
 
 # ---------------------------------------------------------------- build
 builder() { # COMMAND ARGUMENT...
@@ -88,14 +93,14 @@ make_base() {
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/info/*' \
     --dpkgopt='path-exclude=/usr/share/locale/*' --customize-hook='rm -f "$1"/etc/resolv.conf "$1"/etc/hostname "$1"/etc/apt/sources.list' \
     "$DEBIAN" "$work/rootfs.tar" "$mirror"
-  build_from images/base/Dockerfile "$(base_image)" "$work"
+  build_from images/base/Dockerfile "$BASE" "$work"
   rm -rf "$work"
 }
 ensure_base() {
-  if exists "$(base_image)"; then return; fi
+  if exists "$BASE"; then return; fi
   if [ -n "${RLJOB_BASE_IMAGE:-}" ]; then
     timed "base image $RLJOB_BASE_IMAGE" builder pull --signature-policy "$IMAGES/policy.json" "$RLJOB_BASE_IMAGE"
-    builder tag "$RLJOB_BASE_IMAGE" "$(base_image)"
+    builder tag "$RLJOB_BASE_IMAGE" "$BASE"
   else
     timed "base image from Debian $DEBIAN packages" make_base
   fi
@@ -114,20 +119,28 @@ write_secrets() {
 }
 make_dependencies() {
   write_secrets
-  build_from "images/$1/Dockerfile" "$(dependency_image "$1")" . --ignorefile images/dockerignore --target dependencies \
-    --build-arg "BASE_IMAGE=$(base_image)" --secret "id=registry,src=$IMAGES/tmp/registry" --secret "id=ca,src=$IMAGES/tmp/ca"
+  build_from "images/$1/Dockerfile" "$DEPENDENCIES" . --ignorefile images/dockerignore --target dependencies \
+    --build-arg "BASE_IMAGE=$BASE" --secret "id=registry,src=$IMAGES/tmp/registry" --secret "id=ca,src=$IMAGES/tmp/ca"
   rm -f "$IMAGES/tmp/registry" "$IMAGES/tmp/ca"
 }
 make_content() {
-  build_from "images/$1/Dockerfile" "$(content_image "$1")" . --ignorefile images/dockerignore \
-    --build-arg "BASE_IMAGE=$(base_image)" --build-arg "DEPENDENCIES=$(dependency_image "$1")"
-  builder tag "$(content_image "$1")" "localhost/rljob-$1:dev"
+  build_from "images/$1/Dockerfile" "$CONTENT" . --ignorefile images/dockerignore \
+    --build-arg "BASE_IMAGE=$BASE" --build-arg "DEPENDENCIES=$DEPENDENCIES"
+}
+build_code() {
+  timed "$1: our code" make_content "$1"
+  while [ "$CONTENT" != "localhost/rljob-$1:$(content_key "$1")" ]; do
+    builder rmi "$CONTENT" > /dev/null
+    name_all "$1"
+    timed "$1: our code, which was changed meanwhile" make_content "$1"
+  done
+  builder tag "$CONTENT" "$LATEST"
 }
 
 # Earlier contents of an image, and earlier dependencies, so that the folder does not grow with every change.
 forget_earlier() {
   local image old
-  for image in "$(content_image "$1")" "$(dependency_image "$1")"; do
+  for image in "$CONTENT" "$DEPENDENCIES"; do
     builder images --format '{{.Name}}:{{.Tag}}' | sed -n "s#^${image%:*}:#&#p" | grep -v -e ":dev$" -e "^$image\$" | while read -r old; do
       builder rmi "$old" > /dev/null 2>&1 || say "note: could not delete the earlier image $old"
     done || true
@@ -136,29 +149,29 @@ forget_earlier() {
 size() { builder inspect --type image --format '{{.Manifest}}' "$1" | tr ',' '\n' | sed -n 's/.*"size":\([0-9]*\).*/\1/p' | awk '{s += $1} END {printf s < 1e9 ? "%d MB" : "%.1f GB", s < 1e9 ? s / 1e6 : s / 1e9}'; }
 
 build() { # KIND
-  if exists "$(content_image "$1")"; then say "$1: unchanged ($(content_image "$1"))"; return; fi
-  if ! exists "$(dependency_image "$1")"; then
+  if exists "$CONTENT"; then say "$1: unchanged ($CONTENT)"; return; fi
+  if ! exists "$DEPENDENCIES"; then
     ensure_base
     timed "$1: dependencies (once per lock file)" make_dependencies "$1"
   fi
-  timed "$1: our code" make_content "$1"
+  build_code "$1"
   forget_earlier "$1"
-  say "$1: built localhost/rljob-$1:dev, $(size "localhost/rljob-$1:dev")"
+  say "$1: built $LATEST, $(size "$LATEST")"
 }
 
 # ---------------------------------------------------------------- load
 embedded() { [ -z "${KUBECONFIG:-}" ] || [ "$KUBECONFIG" = /run/rljob/kubeconfig ]; }
 how_to_push() {
-  say "KUBECONFIG=$KUBECONFIG is a cluster of your own, which is not written to. Push localhost/rljob-$1:dev to a registry that its nodes can pull from:
-    buildah --root $IMAGES/storage --runroot $IMAGES/run push localhost/rljob-$1:dev docker://REGISTRY/rljob-$1:dev
+  say "KUBECONFIG=$KUBECONFIG is a cluster of your own, which is not written to. Push $LATEST to a registry that its nodes can pull from:
+    buildah --root $IMAGES/storage --runroot $IMAGES/run push $LATEST docker://REGISTRY/rljob-$1:dev
   and name it: RLJOB_${1^^}_IMAGE=REGISTRY/rljob-$1:dev"
 }
 load() { # KIND
   embedded || { how_to_push "$1"; return 0; }
   [ -S "$SOCKET" ] || die "the embedded cluster is not up, so $1 was not loaded. Start it: dev/cluster.sh up"
-  exists "$(content_image "$1")" || die "$1 is not built, or has changed since: dev/images.sh build $1"
+  exists "$CONTENT" || die "$1 is not built, or has changed since: dev/images.sh build $1"
   TMPDIR=$IMAGES/tmp python3 "$DEV/image_load.py" --socket "$SOCKET" --storage "$IMAGES" \
-    --dependencies "$(dependency_image "$1")" --name "localhost/rljob-$1:dev" "$(content_image "$1")"
+    --dependencies "$DEPENDENCIES" --name "$LATEST" "$CONTENT"
 }
 
 # ---------------------------------------------------------------- the command line
@@ -180,6 +193,7 @@ isolated() {
   local action=$1 kind
   shift
   for kind in "$@"; do
+    name_all "$kind"
     case $action in build | all) build "$kind" ;; esac
     case $action in load | all) load "$kind" ;; esac
   done

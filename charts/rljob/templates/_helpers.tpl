@@ -6,7 +6,7 @@
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride | trunc 53 | trimSuffix "-" }}
 {{- else if contains (include "rljob.name" .) .Release.Name }}
-{{- printf "%s" .Release.Name | trunc 53 | trimSuffix "-" }}
+{{- .Release.Name | trunc 53 | trimSuffix "-" }}
 {{- else }}
 {{- printf "%s-%s" .Release.Name (include "rljob.name" .) | trunc 53 | trimSuffix "-" }}
 {{- end }}
@@ -48,7 +48,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
   verbs: [get, list, watch]
 - apiGroups: [rljob.dev]
   resources: [rljobs/status]
-  verbs: [get, patch, update]
+  verbs: [patch]
 # To own a RayCluster with blockOwnerDeletion, where the API server asks for that right.
 - apiGroups: [rljob.dev]
   resources: [rljobs/finalizers]
@@ -65,7 +65,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 # Its own events, and the warnings that say why a pod does not start.
 - apiGroups: [""]
   resources: [events]
-  verbs: [list, create, patch]
+  verbs: [list, create]
 {{- if eq .Values.operator.rayAccess "ApiServerProxy" }}
 - apiGroups: [""]
   resources: [services/proxy]
