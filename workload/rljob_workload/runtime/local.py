@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import sys
 import tempfile
 import uuid
@@ -18,6 +17,7 @@ from rljob_api.names import RESOURCE_AMOUNT, RESOURCE_HEAD, RESOURCE_NODE
 from rljob_api.spec import RLJobSpec
 from rljob_workload.core.checkpoint import write_json
 from rljob_workload.runtime.errors import RunError
+from rljob_workload.runtime.guardian import Guardian
 from rljob_workload.runtime.run import execute
 from rljob_workload.runtime.settings import Attempt
 
@@ -38,6 +38,7 @@ def run_local(spec: RLJobSpec, *, name: str, namespace: str, directory: Path, sh
         print(f"rljob: {err}", file=sys.stderr)
         return int(err.code)
     temporary = tempfile.mkdtemp(prefix="rljob-")  # short: Ray puts unix sockets below it
+    guardian = Guardian(Path(temporary))
     try:
         return execute(
             attempt,
@@ -50,7 +51,7 @@ def run_local(spec: RLJobSpec, *, name: str, namespace: str, directory: Path, sh
             linger_seconds=0.0,
         )
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        guardian.release()
 
 
 def _next_attempt(spec: RLJobSpec, name: str, namespace: str, directory: Path) -> Attempt:

@@ -84,8 +84,8 @@ def _guarded(attempt: Attempt, progress: Progress, start_ray: Callable[[], None]
     except StoppedError as err:
         return _failed(progress, ExitCode.STOPPED, f"stopped by {err} before a step was under way")
     except KeyboardInterrupt:
-        _failed(progress, ExitCode.STOPPED, "stopped by Ctrl-C; run the same command again to go on")
-        return 130
+        _failed(progress, ExitCode.STOPPED, "stopped by Ctrl-C; the same command goes on from the newest checkpoint")
+        return 130  # what a shell expects of an interrupted command
     except Exception as err:
         log.exception("unexpected")
         return _failed(progress, ExitCode.UNEXPECTED, f"{type(err).__name__}: {err}")
@@ -102,6 +102,7 @@ def _drive(attempt: Attempt, progress: Progress, start_ray: Callable[[], None], 
     check_versions()
     driver = Driver(attempt, progress, stop, spread=spread)
     start_ray()
+    stop.listen()  # again: Ray has put its own handler over ours, one that aborts
     log.info("Ray is up after %.1f s", time.monotonic() - began)
     try:
         return driver.run()

@@ -40,11 +40,17 @@ class StopSignal:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = signal.signal(signal.SIGTERM, self._arrived)
+        previous = signal.getsignal(signal.SIGTERM)
+        self.listen()
         try:
             yield
         finally:
             signal.signal(signal.SIGTERM, previous)
+
+    def listen(self) -> None:
+        """Take SIGTERM over from whoever has it."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._arrived)
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
         if not self._soft or self._asked:
