@@ -28,6 +28,6 @@ case ${1:-} in
     if external; then "external_$command" "$@"; else "cluster_$command" "$@"; fi
     ;;
   # by up, inside the cluster's namespaces
-  --inside) shift; "$@" ;;
+  --inside) shift; trap 'exit 130' INT TERM; "$@" ;;
   *) sed -n '2,16p' "$SELF" | sed 's/^# \{0,1\}//'; exit 2 ;;
 esac

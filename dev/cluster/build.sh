@@ -96,7 +96,7 @@ compile() {
   trap "kill $go_pid 2> /dev/null; exit 130" INT TERM
   while kill -0 "$go_pid" 2> /dev/null; do
     # wakes up at once when the compiler ends
-    if [ -t 1 ]; then timeout 1 tail --pid="$go_pid" -f /dev/null || true; else timeout 15 tail --pid="$go_pid" -f /dev/null || true; fi
+    if [ -t 1 ]; then timeout 1 tail --pid="$go_pid" -f /dev/null || true; else timeout 10 tail --pid="$go_pid" -f /dev/null || true; fi
     compile_progress $(($(date +%s) - began)) "$(wc -l < "$2")"
   done
   [ ! -t 1 ] || echo
@@ -105,6 +105,6 @@ compile() {
 }
 compile_progress() { # SECONDS PACKAGES
   local text
-  text="compiling Kubernetes ... $(($1 / 60))m$(printf %02d $(($1 % 60)))s, $2 of about 2900 packages"
+  text="compiling Kubernetes ... $(($1 / 60))m$(printf %02d $(($1 % 60)))s, $2 of about 3150 packages"
   if [ -t 1 ]; then printf '\r%s' "$text"; else say "$text"; fi
 }

@@ -47,7 +47,11 @@ up_failed() {
   [ -z "${CLUSTER_DEBUG:-}" ] || { echo "CLUSTER_DEBUG is set: left as it is; logs in $LOGS" >&2; exit $status; }
   rm -rf "$CACHE/cluster/failed-logs"
   cp -r "$LOGS" "$CACHE/cluster/failed-logs" 2> /dev/null || true
-  echo "the start did not succeed; taking down what had started. Its logs: $CACHE/cluster/failed-logs" >&2
+  if [ $status = 130 ]; then
+    echo "interrupted; taking down what had started" >&2
+  else
+    echo "the start did not succeed; taking down what had started. Its logs: $CACHE/cluster/failed-logs" >&2
+  fi
   sweep
   [ $status -ne 0 ] || status=1
   exit $status

@@ -33,7 +33,8 @@ control_plane_up() {
   say "API server ready"
   start kube-controller-manager "$BIN/k8s" kube-controller-manager --kubeconfig "$PKI/controller-manager.kubeconfig" --leader-elect=false --bind-address 127.0.0.1 \
     --service-account-private-key-file "$PKI/sa.key" --root-ca-file "$PKI/ca.crt" --use-service-account-credentials --cert-dir "$PKI" \
-    --cluster-signing-cert-file "$PKI/ca.crt" --cluster-signing-key-file "$PKI/ca.key" --cluster-cidr "$POD_CIDR" --profiling=false
+    --cluster-signing-cert-file "$PKI/ca.crt" --cluster-signing-key-file "$PKI/ca.key" --cluster-cidr "$POD_CIDR" --profiling=false \
+    --kube-api-qps 100 --kube-api-burst 200
   start kube-scheduler "$BIN/k8s" kube-scheduler --kubeconfig "$PKI/scheduler.kubeconfig" --leader-elect=false --bind-address 127.0.0.1 --cert-dir "$PKI" --profiling=false
   kubectl apply -f "$DEV/cluster/manifests/base.yaml" > "$LOGS/base.log" 2>&1 || die "the base objects were not accepted: $(tail -n 3 "$LOGS/base.log")"
   start volume-provisioner "$BIN/k8s" volume-provisioner --kubeconfig "$PKI/volumes.kubeconfig" --directory "$DATA/pv" --node "$CLUSTER"

@@ -54,6 +54,7 @@ start() { # NAME COMMAND...
   shift
   # no inherited descriptor may keep a lock of ours held
   setsid nohup "$@" < /dev/null >> "$LOGS/$name.log" 2>&1 7>&- 9>&- &
+  disown $!    # bash would tell of its end in words of its own
   echo "$! $(starttime $!)" > "$STATE/pids/$name"
 }
 

@@ -67,7 +67,7 @@ def kubectl(environment: dict[str, str]) -> Iterator[Kubectl]:
     name = f"cluster-test-{secrets.token_hex(3)}"
     run("kubectl", "create", "namespace", name, environment=environment)
     yield Kubectl(environment, name)
-    run("kubectl", "delete", "namespace", name, "--timeout=90s", environment=environment)
+    run("kubectl", "delete", "namespace", name, "--wait=false", environment=environment)
 
 
 @pytest.fixture

@@ -118,6 +118,8 @@ def test_a_deployment_answers_under_its_services_name_in_the_cluster_and_by_exec
     assert output_of(kubectl, "client") == "hello\n"
     url = f"http://web.{kubectl.namespace}.svc.cluster.local"
     assert run(str(ROOT / "dev/cluster.sh"), "exec", "curl", "-sf", "--max-time", "5", url) == "hello\n"
+    proxy = f"/api/v1/namespaces/{kubectl.namespace}/services/web:80/proxy/"  # the way of everything that runs outside
+    assert kubectl("get", "--raw", proxy) == "hello\n"
     assert kubectl("exec", "deployment/web", "--", "cat", "/tmp/www/index.html") == "hello\n"
 
 

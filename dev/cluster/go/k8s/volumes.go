@@ -30,6 +30,7 @@ const (
 	volumeProvisionedBy     = "pv.kubernetes.io/provisioned-by"
 	volumeMode              = 0o777 // a volume is for any user, as on a cluster's real storage with fsGroup
 	maxRetries              = 10
+	clientQPS               = 50 // the library's default of 5 makes twenty claims wait for seconds
 	kubernetesHostnameLabel = "kubernetes.io/hostname"
 )
 
@@ -64,6 +65,7 @@ func volumeProvisioner(args []string) int {
 		fmt.Fprintln(os.Stderr, "volume-provisioner:", err)
 		return 1
 	}
+	config.QPS, config.Burst = clientQPS, 2*clientQPS
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "volume-provisioner:", err)
