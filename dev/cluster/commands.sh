@@ -9,18 +9,15 @@ cluster_build() {
 
 cluster_up() {
   need_root
+  if already_up; then return; fi
   # shellcheck disable=SC2086
   "$DEV/packages.sh" ensure $CLUSTER_PACKAGES
   command -v python3 > /dev/null || die "python3 is missing; install it (Debian: apt-get install python3)"
   mine
   build
   lock
+  if already_up; then return; fi   # another command may have been faster
   mine
-  if cluster_lives && cluster_complete && [ "$(owner_field checkout)" = "$CHECKOUT" ]; then
-    say "already up; in your shell: eval \"\$($SELF env)\""
-    [ "$(owner_field build)" = "$(build_key)" ] || say "note: it was started from other sources or versions; restart it with: $SELF down && $SELF up"
-    return
-  fi
   if leftovers; then
     say "removing what is left of an earlier cluster$(left_by)"
     sweep
@@ -37,6 +34,11 @@ cluster_up() {
   touch "$STATE/ready"
   trap - EXIT INT TERM
   say "up; in your shell: eval \"\$($SELF env)\""
+}
+already_up() {
+  cluster_lives && cluster_complete && [ "$(owner_field checkout)" = "$CHECKOUT" ] || return 1
+  say "already up; in your shell: eval \"\$($SELF env)\""
+  [ "$(owner_field build)" = "$(build_key)" ] || say "note: it was started from other sources or versions; restart it with: $SELF down && $SELF up"
 }
 left_by() { local holder; holder=$(owner_field checkout); if [ -n "$holder" ] && [ "$holder" != "$CHECKOUT" ]; then echo " of $holder"; fi; }
 
