@@ -37,7 +37,7 @@ def template_refused(verdict: Verdict, error: TemplateError) -> Verdict:
 def without_cluster(world: World, draft: Draft, deadlines: Deadlines) -> Failure | None:
     """The attempt is counted but has no RayCluster: not yet, refused, in the way of a namesake, or no longer."""
     name = world.job.cluster_name
-    if world.job.status.ray_cluster_name == name:
+    if world.job.status.ray_cluster_name == name or world.pods_of(name):
         return Failure("HeadLost", f"RayCluster {name} was deleted by someone else")
     draft.set(reasons.STATE_PROVISIONING)
     if world.stranger:

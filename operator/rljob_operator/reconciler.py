@@ -155,8 +155,8 @@ class Reconciler:
         job = world.job
         if world.cluster is None:
             obj = await self._kube.get_cluster(job.namespace, job.cluster_name)
-            if obj is None:
-                return world
+            if obj is None:  # pods without it tell that it was there
+                return replace(world, pods=await self._pods(job))
             notes.outcome.stranger = stranger(obj, job.uid)
             if notes.outcome.stranger:
                 return replace(world, stranger=notes.outcome.stranger)

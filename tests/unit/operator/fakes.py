@@ -1,0 +1,250 @@
+"""An API server with KubeRay, and a Ray, as far as the operator can tell; small enough to be obviously right."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rljob_api import names
+from rljob_api.progress import ProgressReport
+from rljob_operator.api import (
+    AlreadyExistsError,
+    ApiError,
+    ApiUnreachableError,
+    ConflictError,
+    Listing,
+    NotFoundError,
+    Object,
+    RayError,
+)
+from rljob_operator.times import format_time
+from rljob_operator.world import Driver, DriverAnswer, DriverUnknown, Unreachable
+
+from .builders import T0, UID, merge
+
+Key = tuple[str, str]
+
+
+class BrokenError(Exception):
+    """An invariant of the system under test does not hold."""
+
+
+class FakeCluster:
+    """API server and KubeRay: objects with versions; pods come with a cluster and go when told."""
+
+    def __init__(self, spec: Any) -> None:
+        self.now = T0
+        self.version = 10
+        self.jobs: dict[str, Object] = {}
+        self.clusters: dict[str, Object] = {}
+        self.pods: dict[str, Object] = {}
+        self.claims = {"copy-checkpoints"}
+        self.kuberay = True
+        self.events: list[Object] = []
+        self.kube_events: list[Object] = []
+        self.status_writes = 0
+        self.requests = 0
+        self.fail_next: list[Exception] = []
+        self.refuse_create: ApiError | None = None
+        self.add_job(spec)
+
+    # ---- The outside world ----
+
+    def add_job(self, spec: Any, name: str = "copy", uid: str = UID) -> None:
+        self.jobs[name] = self._new(
+            {"metadata": {"name": name, "namespace": "default", "uid": uid, "generation": 1}, "spec": copy.deepcopy(spec)}
+        )
+
+    def edit(self, name: str, spec: Any) -> None:
+        self.jobs[name]["spec"] = copy.deepcopy(spec)
+        self.jobs[name]["metadata"]["generation"] += 1
+        self._touch(self.jobs[name])
+
+    def kuberay_makes_pods(self) -> None:
+        for name, cluster in self.clusters.items():
+            for role in ("head", "workers-worker"):
+                pod_name = f"{name}-{role}"
+                if pod_name not in self.pods and not cluster.get("made"):
+                    labels = cluster["metadata"]["labels"] | {
+                        names.LABEL_RAY_CLUSTER: name,
+                        names.LABEL_RAY_NODE_TYPE: "head" if role == "head" else "worker",
+                    }
+                    metadata = {"name": pod_name, "namespace": "default", "uid": pod_name, "labels": labels}
+                    self.pods[pod_name] = self._new({"metadata": metadata, "status": {"phase": "Pending"}})
+            cluster["made"] = True
+            cluster.setdefault("status", {})["state"] = ""
+            self._touch(cluster)
+
+    def pods_get_ready(self) -> None:
+        for pod in self.pods.values():
+            if pod["status"]["phase"] == "Pending":
+                pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+                self._touch(pod)
+        for name, cluster in self.clusters.items():
+            ready = [pod for pod in self.pods.values() if pod["metadata"]["labels"][names.LABEL_RAY_CLUSTER] == name]
+            if len(ready) == 2 and not (cluster.get("status") or {}).get("conditions"):
+                condition = {"type": "RayClusterProvisioned", "status": "True", "lastTransitionTime": format_time(self.now)}
+                cluster["status"] = {"conditions": [condition]}
+                self._touch(cluster)
+
+    def kill_pod(self, name: str, code: int = 137) -> None:
+        pod = self.pods[name]
+        pod["status"] = {
+            "phase": "Failed",
+            "containerStatuses": [{"state": {"terminated": {"reason": "OOMKilled", "exitCode": code}}}],
+        }
+        self._touch(pod)
+
+    def pods_without_cluster_go(self) -> list[Object]:
+        gone = [
+            name for name, pod in self.pods.items() if pod["metadata"]["labels"][names.LABEL_RAY_CLUSTER] not in self.clusters
+        ]
+        return [self.pods.pop(name) for name in gone]
+
+    def tell(self, store: Any) -> None:
+        """All watches catch up."""
+        version = str(self.version)
+        for kind, table in (("rljobs", self.jobs), ("rayclusters", self.clusters), ("pods", self.pods)):
+            store.resync(kind, None, Listing([copy.deepcopy(one) for one in table.values()], version))
+
+    def status(self, name: str = "copy") -> dict[str, Any]:
+        return dict(self.jobs[name].get("status") or {})
+
+    def condition(self, type_: str, name: str = "copy") -> dict[str, Any]:
+        return next(one for one in self.status(name)["conditions"] if one["type"] == type_)
+
+    def _new(self, obj: Object) -> Object:
+        obj["metadata"]["creationTimestamp"] = format_time(self.now)
+        self._touch(obj)
+        return obj
+
+    def _touch(self, obj: Object) -> None:
+        self.version += 1
+        obj["metadata"]["resourceVersion"] = str(self.version)
+
+    def _request(self) -> None:
+        self.requests += 1
+        if self.fail_next:
+            raise self.fail_next.pop(0)
+
+    # ---- KubeApi ----
+
+    async def get_job(self, namespace: str, name: str) -> Object | None:
+        self._request()
+        return copy.deepcopy(self.jobs.get(name))
+
+    async def patch_status(self, namespace: str, name: str, version: str, patch: Mapping[str, Any]) -> Object:
+        self._request()
+        if name not in self.jobs:
+            raise NotFoundError(404, "NotFound", name, "PATCH")
+        job = self.jobs[name]
+        if job["metadata"]["resourceVersion"] != version:
+            raise ConflictError(409, "Conflict", "changed", "PATCH")
+        job["status"] = merge(job.get("status") or {}, dict(patch))
+        self.status_writes += 1
+        self._touch(job)
+        return copy.deepcopy(job)
+
+    async def get_cluster(self, namespace: str, name: str) -> Object | None:
+        self._request()
+        return copy.deepcopy(self.clusters.get(name))
+
+    async def create_cluster(self, manifest: Mapping[str, Any]) -> Object:
+        self._request()
+        if self.refuse_create is not None:
+            raise self.refuse_create
+        name = manifest["metadata"]["name"]
+        if name in self.clusters:
+            raise AlreadyExistsError(409, "AlreadyExists", name, "POST")
+        alive = [pod["metadata"]["name"] for pod in self.pods.values()]
+        if alive or self.clusters:
+            raise BrokenError(f"{name} is created while {alive or list(self.clusters)} of another attempt exists")
+        if self.status().get("attempt") != int(name.rsplit("-", 1)[1]):
+            raise BrokenError(f"{name} is created though status.attempt is {self.status().get('attempt')}")
+        obj = copy.deepcopy(dict(manifest))
+        obj["metadata"]["uid"] = f"uid-{name}"
+        self.clusters[name] = self._new(obj)
+        return copy.deepcopy(obj)
+
+    async def delete_cluster(self, namespace: str, name: str, uid: str) -> None:
+        self._request()
+        if name in self.clusters and self.clusters[name]["metadata"]["uid"] == uid:
+            del self.clusters[name]
+
+    async def list_pods(self, namespace: str, selector: str) -> Sequence[Object]:
+        self._request()
+        return [copy.deepcopy(pod) for pod in self.pods.values()]
+
+    async def claim_exists(self, namespace: str, name: str) -> bool:
+        self._request()
+        return name in self.claims
+
+    async def kuberay_present(self) -> bool:
+        self._request()
+        return self.kuberay
+
+    async def events_of(self, namespace: str, name: str, kind: str) -> Sequence[Object]:
+        self._request()
+        return self.kube_events
+
+    async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
+        self._request()
+        self.events.append(dict(event))
+
+    async def list_all(self, kind: str, namespace: str | None) -> Listing:
+        raise NotImplementedError
+
+
+class FakeRay:
+    """Ray's jobs API on each cluster's head; a submission dies with its cluster."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._cluster = cluster
+        self.jobs: dict[tuple[str, str], Driver] = {}
+        self.submitted: list[str] = []
+        self.reports: dict[str, ProgressReport] = {}
+        self.logged: dict[str, ProgressReport] = {}
+        self.reachable = True
+        self.swallow_answers = 0
+        self.busy = 0
+
+    async def driver(self, namespace: str, cluster: str, submission: str) -> DriverAnswer:
+        if not self.reachable or cluster not in self._cluster.clusters:
+            return Unreachable("no route")
+        return self.jobs.get((cluster, submission), DriverUnknown())
+
+    async def submit(self, namespace: str, cluster: str, body: Mapping[str, Any]) -> None:
+        if not self.reachable or cluster not in self._cluster.clusters:
+            raise RayError("no route")
+        if self.busy:
+            self.busy -= 1
+            raise RayError("Ray answered 500: No available agent to submit job")
+        key = (cluster, body["submission_id"])
+        if key not in self.jobs:
+            if body["submission_id"] in self.submitted:
+                raise BrokenError(f"{body['submission_id']} is submitted to a second Ray")
+            self.submitted.append(body["submission_id"])
+            self.jobs[key] = Driver("RUNNING")
+        if self.swallow_answers:
+            self.swallow_answers -= 1
+            raise RayError("timeout, though the request was taken")
+
+    async def report(self, namespace: str, cluster: str) -> ProgressReport | Unreachable:
+        found = self.reports.get(cluster)
+        return found if found is not None and self.reachable else Unreachable("no route")
+
+    async def last_report_in_logs(self, namespace: str, cluster: str, submission: str) -> ProgressReport | Unreachable:
+        return self.logged.get(cluster) or Unreachable("no report in the driver's log")
+
+    def end(self, cluster: str, status: str, code: int | None, message: str = "") -> None:
+        self.jobs[cluster, cluster] = Driver(status, code, message)
+
+
+def gone(error: str = "connection refused") -> ApiUnreachableError:
+    return ApiUnreachableError(error)
+
+
+def later(cluster: FakeCluster, seconds: float) -> None:
+    cluster.now += datetime.timedelta(seconds=seconds)

@@ -1,0 +1,363 @@
+"""Whole lives of a job: the reconciler against a fake API server, KubeRay and Ray; and the same at random, with crashes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rljob_api.progress import CheckpointInfo
+from rljob_operator.api import ApiError, ApiUnreachableError, RayError
+from rljob_operator.reconciler import Reconciler
+from rljob_operator.settings import Settings
+from rljob_operator.store import Store
+from rljob_operator.world import Driver
+
+from .builders import FINISHED, report, spec, stamp
+from .fakes import FakeCluster, FakeRay, gone, later
+
+KEY = ("default", "copy")
+
+
+class Operator:
+    """One process' life; `restart` begins another that remembers nothing."""
+
+    def __init__(self, kube: FakeCluster, ray: FakeRay) -> None:
+        self.kube, self.ray = kube, ray
+        self.restart()
+
+    def restart(self) -> None:
+        self.store = Store()
+        self.kube.tell(self.store)
+        self.reconciler = Reconciler(
+            kube=self.kube,
+            ray=self.ray,
+            store=self.store,
+            settings=Settings(status_seconds=15),
+            clock=lambda: self.kube.now,
+            kuberay_present=self.kube.kuberay,
+        )
+
+    async def step(self, *, told: bool = True) -> float | None:
+        """One pass; failures of requests are survived, as the service does."""
+        if told:
+            self.kube.tell(self.store)
+        try:
+            return await self.reconciler.reconcile(KEY)
+        except (ApiError, ApiUnreachableError, RayError):
+            return 1.0
+
+    async def until_training(self) -> None:
+        """From nothing to a running driver."""
+        for _ in range(3):
+            await self.step()
+        self.kube.kuberay_makes_pods()
+        later(self.kube, 10)
+        await self.step()
+        self.kube.pods_get_ready()
+        for _ in range(3):
+            await self.step()
+
+
+@pytest.fixture
+def kube() -> FakeCluster:
+    return FakeCluster(spec())
+
+
+@pytest.fixture
+def ray(kube: FakeCluster) -> FakeRay:
+    return FakeRay(kube)
+
+
+@pytest.fixture
+def operator(kube: FakeCluster, ray: FakeRay) -> Operator:
+    return Operator(kube, ray)
+
+
+def state(kube: FakeCluster) -> str:
+    return str(kube.condition("Succeeded")["reason"])
+
+
+async def test_a_job_goes_from_nothing_to_succeeded(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:
+    await operator.until_training()
+    assert ray.submitted == ["copy-1"]
+    ray.reports["copy-1"] = report(10)
+    later(kube, 20)
+    await operator.step()
+    assert (state(kube), kube.status()["step"]) == ("Running", 10)
+    ray.reports["copy-1"] = report(350, phase="Finished", finished=FINISHED, validation_step=350, validation_reward=0.97)
+    await operator.step()
+    ray.end("copy-1", "SUCCEEDED", 0)
+    ray.reports.clear()
+    await operator.step()
+    assert (state(kube), kube.status()["step"], kube.clusters) == ("TargetReached", 350, {})
+    assert kube.status()["validation"] == {"step": 350, "reward": "0.9700"}
+    assert [event["reason"] for event in kube.events] == ["AttemptStarted", "DriverSubmitted", "TargetReached"]
+
+
+async def test_a_finished_job_costs_no_request(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:
+    await operator.until_training()
+    ray.reports["copy-1"] = report(500, finished=FINISHED)
+    ray.end("copy-1", "SUCCEEDED", 0)
+    await operator.step()
+    kube.pods_without_cluster_go()
+    await operator.step()
+    before = kube.requests
+    assert await operator.step() is None
+    assert kube.requests == before
+
+
+async def test_an_invalid_job_costs_no_request_after_its_status(kube: FakeCluster, ray: FakeRay) -> None:
+    kube.edit("copy", spec(generation__parallelism={"tensor": 2}))
+    operator = Operator(kube, ray)
+    await operator.step()
+    await operator.step()
+    before = kube.requests
+    assert await operator.step() is None
+    assert (kube.requests, kube.clusters) == (before, {})
+    kube.edit("copy", spec())
+    await operator.step()
+    await operator.step()
+    assert list(kube.clusters) == ["copy-1"]
+
+
+async def test_a_missed_last_report_is_read_from_the_log(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:
+    await operator.until_training()
+    ray.end("copy-1", "SUCCEEDED", 0)
+    ray.logged["copy-1"] = report(350, finished=FINISHED)
+    await operator.step()
+    assert (state(kube), kube.status()["step"]) == ("TargetReached", 350)
+
+
+async def test_a_report_of_another_attempt_is_passed_over(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:
+    await operator.until_training()
+    ray.reports["copy-1"] = report(99, attempt=7)
+    later(kube, 30)
+    await operator.step()
+    assert kube.status()["step"] == 0
+
+
+async def test_an_answer_that_was_lost_does_not_submit_twice(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:
+    ray.swallow_answers = 1
+    await operator.until_training()
+    await operator.step()
+    assert ray.submitted == ["copy-1"]
+    assert kube.condition("DriverRunning")["reason"] == "Running"
+
+
+async def test_a_busy_ray_is_asked_again_and_shown(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:
+    ray.busy = 4
+    await operator.until_training()
+    assert "No available agent" in kube.condition("DriverRunning")["message"]
+    for _ in range(4):
+        await operator.step()
+    assert ray.submitted == ["copy-1"]
+
+
+async def test_an_operator_that_restarts_finds_the_attempt_again(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:
+    await operator.until_training()
+    ray.reports["copy-1"] = report(10)
+    await operator.step()
+    for _ in range(3):
+        operator.restart()
+        await operator.step()
+    assert (ray.submitted, kube.status()["attempt"], state(kube)) == (["copy-1"], 1, "Running")
+
+
+async def test_a_stale_cache_starts_nothing(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:
+    await operator.step()
+    stale = Operator(kube, ray)
+    stale.store.jobs.drop(KEY)
+    old = dict(kube.jobs["copy"], status={})
+    old["metadata"] = {**kube.jobs["copy"]["metadata"], "resourceVersion": "1"}
+    stale.store.take("rljobs", old)
+    await stale.step(told=False)
+    assert kube.status()["attempt"] == 1
+
+
+async def test_a_lost_worker_restarts_after_all_pods_are_gone(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:
+    await operator.until_training()
+    ray.reports["copy-1"] = report(60, checkpoint=CheckpointInfo(step=50, path="x"))
+    await operator.step()
+    kube.kill_pod("copy-1-workers-worker")
+    await operator.step()
+    assert kube.status()["lastFailure"]["reason"] == "WorkerLost"
+    assert "OOMKilled, exit code 137" in kube.status()["lastFailure"]["message"]
+    later(kube, 60)
+    await operator.step()
+    assert kube.condition("Restarting")["reason"] == "WaitingForPodsToExit"
+    assert kube.status()["attempt"] == 1
+    kube.pods_without_cluster_go()
+    await operator.until_training()
+    assert (ray.submitted, kube.status()["attempt"], kube.status()["restarts"]) == (["copy-1", "copy-2"], 2, 1)
+
+
+async def test_the_last_words_of_a_pod_that_the_watch_saw_die_are_kept(
+    operator: Operator, kube: FakeCluster, ray: FakeRay
+) -> None:
+    await operator.until_training()
+    kube.kill_pod("copy-1-head")
+    head = kube.pods.pop("copy-1-head")
+    operator.store.take("pods", head, deleted=True)
+    await operator.step()
+    assert "the head pod copy-1-head is gone: OOMKilled, exit code 137" in kube.status()["lastFailure"]["message"]
+
+
+async def test_kuberays_event_is_the_evidence_after_a_restart(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:
+    await operator.until_training()
+    del kube.pods["copy-1-head"]
+    words = "Deleted head Pod default/copy-1-head; ContainerStateTerminated{ExitCode:137}"
+    kube.kube_events = [
+        {"type": "Warning", "reason": "Old", "message": "old", "lastTimestamp": stamp(0)},
+        {"type": "Normal", "reason": "DeletedHeadPod", "message": words, "lastTimestamp": stamp(9)},
+        {"type": "Normal", "reason": "CreatedService", "message": "no trouble", "lastTimestamp": stamp(10)},
+    ]
+    later(kube, 5)
+    operator.restart()
+    await operator.step()
+    assert "DeletedHeadPod" in kube.status()["lastFailure"]["message"]
+    assert "ExitCode:137" in kube.status()["lastFailure"]["message"]
+
+
+async def test_a_refused_cluster_shows_and_recovers(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:
+    kube.refuse_create = ApiError(403, "Forbidden", "exceeded quota: pods", "POST")
+    for _ in range(3):
+        await operator.step()
+    assert kube.condition("ClusterReady")["reason"] == "ClusterRejected"
+    assert "exceeded quota: pods" in kube.condition("ClusterReady")["message"]
+    kube.refuse_create = None
+    await operator.step()
+    assert list(kube.clusters) == ["copy-1"]
+
+
+async def test_somebody_elses_cluster_of_that_name_is_not_touched(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:
+    await operator.step()
+    metadata = {"name": "copy-1", "namespace": "default", "uid": "theirs", "labels": {}}
+    kube.clusters["copy-1"] = kube._new({"metadata": metadata, "spec": {}})
+    for _ in range(3):
+        await operator.reconciler.reconcile(KEY)
+    assert kube.condition("ClusterReady")["reason"] == "NameTaken"
+    assert kube.clusters["copy-1"]["metadata"]["uid"] == "theirs"
+
+
+async def test_a_conflicting_edit_cancels_the_pass_and_nothing_is_started(
+    operator: Operator, kube: FakeCluster, ray: FakeRay
+) -> None:
+    kube.edit("copy", spec(generation__parallelism={"tensor": 2}))
+    await operator.step(told=False)
+    assert "attempt" not in kube.status() or kube.status()["attempt"] == 0
+    await operator.step(told=False)
+    assert kube.condition("Validated")["reason"] == "GenerationLayoutMismatch"
+
+
+async def test_a_job_that_vanished_ends_the_work(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:
+    del kube.jobs["copy"]
+    assert await operator.reconciler.reconcile(KEY) == 0.0
+    assert await operator.reconciler.reconcile(KEY) is None
+
+
+MOVES = [
+    "pass",
+    "pass",
+    "pass",
+    "blind pass",
+    "restart",
+    "kuberay",
+    "ready",
+    "ready",
+    "time",
+    "pods go",
+    "kill head",
+    "kill worker",
+    "driver fails",
+    "driver ends",
+    "progress",
+    "api down",
+    "ray down",
+    "ray up",
+    "swallow",
+    "edit",
+    "drop cluster",
+]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.sampled_from(MOVES), min_size=20, max_size=120))
+def test_attempts_never_overlap_and_nothing_is_submitted_twice_whatever_happens(moves: list[str]) -> None:
+    asyncio.run(_live(moves))
+
+
+async def _live(moves: list[str]) -> None:
+    # FakeCluster and FakeRay raise BrokenError when an attempt overlaps another or a driver is submitted twice.
+    kube = FakeCluster(spec(failurePolicy={"maxRestarts": 1000}))
+    ray = FakeRay(kube)
+    operator = Operator(kube, ray)
+    attempts = [0]
+    for move in moves:
+        await _move(move, kube, ray, operator)
+        attempts.append(kube.status().get("attempt", 0))
+    assert attempts == sorted(attempts)
+    assert len(set(ray.submitted)) == len(ray.submitted)
+    assert kube.status_writes <= len(moves) * 3
+    await _settle(kube, ray, operator)
+    assert state(kube) == "TargetReached"
+
+
+async def _move(move: str, kube: FakeCluster, ray: FakeRay, operator: Operator) -> None:
+    name = next(iter(kube.clusters), None)
+    match move:
+        case "pass":
+            await operator.step()
+        case "blind pass":
+            await operator.step(told=False)
+        case "restart":
+            operator.restart()
+        case "kuberay":
+            kube.kuberay_makes_pods()
+        case "ready":
+            kube.pods_get_ready()
+        case "time":
+            later(kube, 30)
+        case "pods go":
+            kube.pods_without_cluster_go()
+        case "kill head" | "kill worker":
+            pod = f"{name}-head" if move == "kill head" else f"{name}-workers-worker"
+            if pod in kube.pods:
+                kube.kill_pod(pod)
+        case "driver fails" | "driver ends" if (name, name) in ray.jobs:
+            assert name is not None
+            failed = move == "driver fails"
+            ray.end(name, "FAILED" if failed else "SUCCEEDED", 73 if failed else 0)
+            if not failed:
+                ray.reports[name] = report(500, int(name.rsplit("-", 1)[1]), finished=FINISHED)
+        case "progress" if name is not None and ray.jobs.get((name, name)) == Driver("RUNNING"):
+            known = ray.reports.get(name)
+            ray.reports[name] = report((known.step if known else 0) + 7, int(name.rsplit("-", 1)[1]))
+        case "api down":
+            kube.fail_next.append(gone())
+        case "ray down" | "ray up":
+            ray.reachable = move == "ray up"
+        case "swallow":
+            ray.swallow_answers = 1
+        case "edit":
+            kube.edit("copy", kube.jobs["copy"]["spec"])
+        case "drop cluster" if name is not None:
+            del kube.clusters[name]
+
+
+async def _settle(kube: FakeCluster, ray: FakeRay, operator: Operator) -> None:
+    """Whatever happened, a quiet world brings the job to its end."""
+    ray.reachable, kube.fail_next = True, []
+    for _ in range(60):
+        await operator.step()
+        kube.pods_without_cluster_go()
+        kube.kuberay_makes_pods()
+        kube.pods_get_ready()
+        later(kube, 20)
+        for cluster, submission in list(ray.jobs):
+            if cluster in kube.clusters and ray.jobs[cluster, submission].status == "RUNNING":
+                await _move("driver ends", kube, ray, operator)
+        if kube.status().get("finishTime"):
+            return
