@@ -86,9 +86,10 @@ wait_for() {
 
 # ---------------------------------------------------------------- who holds the cluster
 owner_field() { [ ! -r "$OWNER" ] || sed -n "s/^$1=//p" "$OWNER"; }
+same_boot() { [ "$(owner_field boot)" = "$(cat /proc/sys/kernel/random/boot_id)" ]; }   # else pids mean nothing any more
 cluster_lives() { # does any process of it live?
   local name
-  [ "$(owner_field boot)" = "$(cat /proc/sys/kernel/random/boot_id)" ] || return 1
+  same_boot || return 1
   for name in $PROCESSES; do if alive "$name"; then return 0; fi; done
   return 1
 }

@@ -108,7 +108,7 @@ cluster_pids() { # all processes of the cluster, pods included
   { cgroup_pids
     if [ -e "$NETNS" ]; then ip netns pids "$CLUSTER" 2> /dev/null || true; fi
     local name
-    for name in $PROCESSES; do pid_of "$name" || true; done
+    if same_boot; then for name in $PROCESSES; do pid_of "$name" || true; done; fi
     # shims and pods outlive both the runtime and the namespace's name; a shim names our socket
     grep -laF -- "$SOCKET" /proc/[0-9]*/cmdline 2> /dev/null | cut -d/ -f3 | while read -r pid; do
       case $(readlink "/proc/$pid/exe") in *containerd*) echo "$pid" ;; esac
@@ -139,7 +139,7 @@ sweep() {
     ip netns delete "$CLUSTER" 2> /dev/null || { umount -l "$NETNS" 2> /dev/null || true; rm -f "$NETNS"; }
   fi
   cgroups_down
-  if [ -s "$STATE/inotify.saved" ]; then cat "$STATE/inotify.saved" > $INOTIFY; fi
+  if same_boot && [ -s "$STATE/inotify.saved" ]; then cat "$STATE/inotify.saved" > $INOTIFY; fi
   if [ -s "$STATE/made-folders" ]; then
     while read -r folder; do rmdir "$folder" 2> /dev/null || true; done < "$STATE/made-folders"
   fi
