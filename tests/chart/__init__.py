@@ -1,0 +1,1 @@
+"""The Helm charts and the images."""

@@ -1,0 +1,190 @@
+"""What the chart renders: rights, hardening, values that it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import yaml
+from dev.kube import ROOT
+
+from rljob_api.crd import custom_resource_definition
+from rljob_operator.service import NEEDED, NEEDED_BY_PROXY
+from rljob_operator.settings import from_environment
+
+from .conftest import Render
+
+# To own a RayCluster with blockOwnerDeletion where the API server asks for that right; nothing that the operator calls.
+OWNING = ("update", "rljob.dev", "rljobs/finalizers")
+
+
+def of_kind(objects: Iterable[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [found for found in objects if found["kind"] == kind]
+
+
+def rights(roles: Iterable[dict[str, Any]]) -> set[tuple[str, str, str]]:
+    """(verb, group, resource) of all rules."""
+    return {
+        (verb, group, resource)
+        for role in roles
+        for rule in role["rules"]
+        for verb in rule["verbs"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+
+
+def operator_role(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    return next(found for found in of_kind(objects, "ClusterRole") if found["metadata"]["name"] == "rljob")
+
+
+def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    (deployment,) = of_kind(objects, "Deployment")
+    (found,) = deployment["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+def test_operator_may_do_exactly_what_its_code_asks_for(render: Render) -> None:
+    assert rights([operator_role(render())]) == {*NEEDED, OWNING}
+
+
+def test_proxy_access_adds_the_right_on_the_service_proxy_alone(render: Render) -> None:
+    assert rights([operator_role(render("operator.rayAccess=ApiServerProxy"))]) == {*NEEDED, *NEEDED_BY_PROXY, OWNING}
+
+
+def test_no_role_holds_secrets_exec_or_wildcards(render: Render) -> None:
+    objects = render()
+    for verb, group, resource in rights(of_kind(objects, "ClusterRole") + of_kind(objects, "Role")):
+        assert "*" not in (verb, group, resource)
+        assert resource not in {"secrets", "pods/exec", "pods/attach", "nodes", "serviceaccounts/token"}
+        assert verb not in {"impersonate", "escalate", "bind", "deletecollection"}
+
+
+def test_watched_namespaces_get_a_role_each_and_no_cluster_role(render: Render) -> None:
+    objects = render("watchNamespaces={team-a,team-b}")
+    roles = of_kind(objects, "Role")
+    assert {role["metadata"]["namespace"] for role in roles} == {"team-a", "team-b"}
+    assert all(rights([role]) == {*NEEDED, OWNING} for role in roles)
+    assert of_kind(objects, "ClusterRoleBinding") == []
+    assert {role["metadata"]["name"] for role in of_kind(objects, "ClusterRole")} == {"rljob-viewer", "rljob-editor"}
+    account = {"kind": "ServiceAccount", "name": "rljob", "namespace": "rljob-system"}
+    assert [binding["subjects"] for binding in of_kind(objects, "RoleBinding")] == [[account], [account]]
+
+
+def test_people_get_their_rights_through_the_standard_roles(render: Render) -> None:
+    roles = {role["metadata"]["name"]: role for role in of_kind(render(), "ClusterRole")}
+    assert roles["rljob-viewer"]["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
+    assert {verb for verb, _, _ in rights([roles["rljob-viewer"]])} == {"get", "list", "watch"}
+    editor = roles["rljob-editor"]
+    assert editor["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
+    assert ("delete", "rljob.dev", "rljobs") in rights([editor])
+    assert ("patch", "rljob.dev", "rljobs/status") not in rights([editor])
+
+
+def test_operator_pod_satisfies_the_restricted_standard(render: Render) -> None:
+    objects = render()
+    (deployment,) = of_kind(objects, "Deployment")
+    pod, box = deployment["spec"]["template"]["spec"], container(objects)
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert box["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not any("hostPath" in volume for volume in pod["volumes"])
+    assert not pod.get("hostNetwork")
+    assert box["resources"]["limits"]["memory"]
+    assert box["resources"]["requests"].keys() == {"cpu", "memory"}
+
+
+def test_two_operators_never_run_at_once(render: Render) -> None:
+    (deployment,) = of_kind(render(), "Deployment")
+    assert deployment["spec"]["replicas"] == 1
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_probes_ask_the_health_port(render: Render) -> None:
+    box = container(render())
+    assert {"name": "health", "containerPort": 8080} in box["ports"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert box[probe]["httpGet"] == {"path": "/healthz", "port": "health"}
+
+
+def test_settings_of_the_chart_are_settings_of_the_operator(render: Render) -> None:
+    values = ("operator.logLevel=DEBUG", "operator.rayAccess=ApiServerProxy", "operator.statusSeconds=7")
+    box = container(render(*values, "operator.resyncSeconds=60", "watchNamespaces={a,b}"))
+    settings = from_environment({variable["name"]: variable["value"] for variable in box["env"]})
+    assert settings.log_level == "DEBUG"
+    assert settings.ray_access == "ApiServerProxy"
+    assert settings.status_seconds == 7
+    assert settings.resync_seconds == 60
+    assert settings.namespaces == ("a", "b")
+
+
+def test_defaults_of_the_chart_are_the_operators(render: Render) -> None:
+    settings = from_environment({variable["name"]: variable["value"] for variable in container(render())["env"]})
+    assert settings == from_environment({})
+
+
+def test_image_is_named_by_tag_or_digest(render: Render) -> None:
+    assert container(render("image.repository=r/op", "image.tag=v1"))["image"] == "r/op:v1"
+    digest = "sha256:" + "0" * 64
+    assert container(render("image.repository=r/op", "image.tag=v1", f"image.digest={digest}"))["image"] == f"r/op@{digest}"
+
+
+def test_chart_brings_the_generated_definition_and_keeps_it(render: Render) -> None:
+    (definition,) = of_kind(render(), "CustomResourceDefinition")
+    assert definition["spec"] == custom_resource_definition()["spec"]
+    assert definition["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+def test_definition_can_be_left_out_or_not_kept(render: Render) -> None:
+    assert of_kind(render("crds.install=false"), "CustomResourceDefinition") == []
+    (definition,) = of_kind(render("crds.keep=false"), "CustomResourceDefinition")
+    assert "helm.sh/resource-policy" not in definition["metadata"]["annotations"]
+
+
+def test_chart_of_the_definition_stands_alone(render: Render) -> None:
+    (definition,) = render("annotations.team=x", chart="charts/rljob-crds")
+    assert definition["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep", "team": "x"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("replicas=2", "replicas"),
+        ("image.repo=x", "repo"),
+        ("operator.rayAccess=Sideways", "rayAccess"),
+        ("operator.statusSeconds=0", "statusSeconds"),
+        ("watchNamespaces={Team_A}", "watchNamespaces"),
+        ("image.digest=latest", "digest"),
+        ("crds.instal=true", "instal"),
+        ("serviceAccount.create=maybe", "create"),
+    ],
+)
+def test_schema_refuses_what_the_chart_does_not_know(
+    helm: Callable[..., subprocess.CompletedProcess[str]], setting: str, named: str
+) -> None:
+    done = helm("template", "rljob", "charts/rljob", "--kube-version", "1.35.4", "--set", setting)
+    assert done.returncode != 0
+    assert named in done.stderr
+
+
+def test_every_value_has_a_comment_and_a_place_in_the_schema() -> None:
+    text = (ROOT / "charts/rljob/values.yaml").read_text(encoding="utf-8")
+    schema = yaml.safe_load((ROOT / "charts/rljob/values.schema.json").read_text(encoding="utf-8"))
+    values = yaml.safe_load(text)
+    assert values.keys() <= schema["properties"].keys()
+    for name, value in values.items():
+        inner = schema["properties"][name].get("properties")
+        if isinstance(value, dict) and inner:
+            assert value.keys() <= inner.keys(), name
+
+
+def test_lint_finds_nothing(helm: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = helm("lint", "--strict", "charts/rljob", "charts/rljob-crds", "--kube-version", "1.35.4")
+    assert done.returncode == 0, done.stdout
