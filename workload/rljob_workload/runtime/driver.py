@@ -22,7 +22,6 @@ from rljob_api.progress import (
     CheckpointInfo,
     Finished,
     InFlightPrompts,
-    PromptCounts,
     Resume,
     RolledBack,
 )
@@ -38,7 +37,7 @@ from rljob_workload.runtime.metrics import MetricsFile
 from rljob_workload.runtime.progress import Progress, utc_now
 from rljob_workload.runtime.rank import RankStep
 from rljob_workload.runtime.settings import Attempt
-from rljob_workload.runtime.step import Phases, Totals, metrics_line, validation_prompts
+from rljob_workload.runtime.step import Phases, Totals, metrics_line, prompt_counts, validation_prompts
 from rljob_workload.runtime.stop import StopSignal
 
 log = logging.getLogger("rljob.driver")
@@ -104,8 +103,10 @@ class Driver:
         log.info("ready: actors %.1f s, model and engine %.1f s, resume %.1f s",
                  placed - began, loaded - placed, self._began - loaded)  # fmt: skip
         configured = in_flight_prompts(self._spec)
+        status = self._calls().get(self._calls().collector.status.remote(), deadline, "the collector does not answer")
         self._progress.update(
             phase="Generating",
+            prompts=prompt_counts(status),
             in_flight_prompts=InFlightPrompts(configured=configured, effective=configured),
         )
 
@@ -327,15 +328,13 @@ class Driver:
         if validation_reward is not None:
             line["validation_reward"] = validation_reward
         self._metrics.write(line)
-        skipped = counters["skipped_names"]
-        partition = {name: value for name, value in counts.items() if name != "skipped_by"}
         self._progress.update(
             step=step,
             last_step_time=utc_now(),
             reward=info.reward,
             elapsed_seconds=elapsed,
             consumed_samples=self._totals.consumed_samples,
-            prompts=PromptCounts(**partition, skipped_by=skipped),
+            prompts=prompt_counts(counters),
         )
         if step % 10 == 0 or validation_reward is not None:
             log.info("step %d of %d: reward %.3f, loss %+.4f, entropy %.3f, %d answers over versions, %.1f s",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from rljob_api.progress import PromptCounts
 from rljob_workload.algorithm.batch import Request
 from rljob_workload.core.rollouts import StepInfo
 from rljob_workload.data.builtin import TaskData
@@ -86,6 +87,12 @@ def metrics_line(
         "seconds": {phase: round(value, 5) for phase, value in phases.seconds.items()},
         "prompts": counts,
     }
+
+
+def prompt_counts(counters: Mapping[str, Any]) -> PromptCounts:
+    """The collector's counters in the report's form."""
+    partition = {name: value for name, value in counters["counts"].items() if name != "skipped_by"}
+    return PromptCounts(**partition, skipped_by=counters["skipped_names"])
 
 
 def validation_prompts(task: TaskData, limit: int) -> list[Request]:

@@ -1,0 +1,171 @@
+"""What the driver needs besides training: its environment, its report, its metrics, its ways to stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rljob_api import names
+from rljob_api.exitcodes import ExitCode
+from rljob_api.progress import Finished, ProgressReport
+from rljob_workload.core.rollouts import StepInfo
+from rljob_workload.megatron.policy import TrainStats
+from rljob_workload.runtime import guardian
+from rljob_workload.runtime.errors import RunError
+from rljob_workload.runtime.metrics import MetricsFile, read_metrics
+from rljob_workload.runtime.progress import Progress, ProgressServer
+from rljob_workload.runtime.rank import RankStep
+from rljob_workload.runtime.settings import attempt_from_environment
+from rljob_workload.runtime.step import Phases, Totals, metrics_line
+from rljob_workload.runtime.stop import StoppedError, StopSignal
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    spec = yaml.safe_load((ROOT / "examples" / "copy.yaml").read_text())["spec"]
+    return {
+        names.ENV_SPEC: json.dumps(spec),
+        names.ENV_NAME: "copy",
+        names.ENV_NAMESPACE: "team",
+        names.ENV_UID: "u-1",
+        names.ENV_ATTEMPT: "3",
+        names.ENV_VOLUME: str(tmp_path),
+    }
+
+
+def test_the_operators_environment_describes_an_attempt(environment: dict[str, str], tmp_path: Path) -> None:
+    attempt = attempt_from_environment(environment)
+    assert (attempt.name, attempt.namespace, attempt.uid, attempt.token) == ("copy", "team", "u-1", 3)
+    assert attempt.directory == tmp_path / "runs" / "team" / "copy"
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        ({names.ENV_SPEC: ""}, ExitCode.ENVIRONMENT_MISSING, "RLJOB_SPEC is not set"),
+        ({names.ENV_SPEC: "{"}, ExitCode.INVALID_SPEC, "RLJOB_SPEC is not JSON"),
+        ({names.ENV_SPEC: "{}"}, ExitCode.INVALID_SPEC, "spec.trainer: is required"),
+        ({names.ENV_ATTEMPT: "0"}, ExitCode.ENVIRONMENT_MISSING, "RLJOB_ATTEMPT='0' is not a number from 1"),
+        ({names.ENV_VOLUME: "/nowhere/at/all"}, ExitCode.ENVIRONMENT_MISSING, "mount the claim 'copy-checkpoints'"),
+    ],
+)
+def test_a_bad_environment_is_one_message_with_its_code(
+    environment: dict[str, str], change: dict[str, str], code: ExitCode, message: str
+) -> None:
+    with pytest.raises(RunError, match=message) as caught:
+        attempt_from_environment(environment | change)
+    assert caught.value.code is code
+
+
+def test_the_entry_point_ends_bad_input_with_its_code_and_without_a_traceback(environment: dict[str, str]) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "rljob_workload.runtime.main"],
+        env=os.environ | environment | {names.ENV_ATTEMPT: "one"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == ExitCode.ENVIRONMENT_MISSING
+    assert "exit code 66 (EnvironmentMissing): RLJOB_ATTEMPT='one'" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def report(**fields: Any) -> ProgressReport:
+    base = {"name": "copy", "namespace": "team", "uid": "u", "attempt": 1, "phase": "Starting"}
+    return ProgressReport(**(base | {"updated_time": "2026-01-01T00:00:00Z", "total_steps": 9} | fields))
+
+
+def fetch(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=5) as response:
+        return json.load(response)
+
+
+def test_the_report_is_served_mirrored_and_known_to_be_read_at_the_end(tmp_path: Path) -> None:
+    progress = Progress(report(), tmp_path / "progress.json")
+    server = ProgressServer(progress, "127.0.0.1", 0)
+    try:
+        url = f"http://127.0.0.1:{server.port}{names.PROGRESS_PATH}"
+        progress.update(phase="Training", step=4, reward=0.5)
+        served = ProgressReport.model_validate(fetch(url))
+        assert (served.phase, served.step, served.reward) == ("Training", 4, 0.5)
+        assert not progress.wait_until_read(0)
+        progress.update(phase="Finished", finished=Finished(reason="Completed", message="done"))
+        assert json.loads((tmp_path / "progress.json").read_text())["finished"]["reason"] == "Completed"
+        assert not progress.wait_until_read(0)
+        assert fetch(url)["finished"] == {"reason": "Completed", "message": "done"}
+        assert progress.wait_until_read(0)
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            fetch(f"http://127.0.0.1:{server.port}/other")
+    finally:
+        server.close()
+
+
+def test_metrics_go_on_after_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first = MetricsFile(path)
+    first.write({"step": 1, "elapsed_seconds": 2.5, "prompts": {"trained": 8}})
+    first.close()
+    with path.open("a") as file:
+        file.write('{"step": 2, "elap')
+    second = MetricsFile(path)
+    assert (second.last.step, second.last.elapsed_seconds, second.last.trained_prompts) == (1, 2.5, 8)
+    second.write({"step": 2, "elapsed_seconds": 3.0, "prompts": {"trained": 16}})
+    second.close()
+    assert [line["step"] for line in read_metrics(path)] == [1, 2]
+
+
+def test_a_metrics_line_divides_the_ranks_sums_by_the_steps_tokens() -> None:
+    info = StepInfo(reward=0.5, correct=0.25, samples=4, answer_tokens=10, spanning=1, oldest_age=1, mean_age=0.5)
+    stats = [TrainStats(5.0, 20.0, 1.0, 0.1, 0.7, speaks=True), TrainStats(5.0, 20.0, 1.0, 0.3, 0.7, speaks=True)]
+    silent = TrainStats(99.0, 99.0, 99.0, 99.0, 0.7, speaks=False)
+    results = [RankStep(s, 0.0, 0.0) for s in (*stats, silent)]
+    phases = Phases({"generate": 1.0})
+    line = metrics_line(7, 2, 12.3456, info, results, {"trained": 8}, phases, Totals(consumed_samples=28))
+    assert (line["loss"], line["entropy"], line["clipped"]) == (1.0, 4.0, 0.2)
+    assert (line["step"], line["attempt"], line["elapsed_seconds"], line["consumed_samples"]) == (7, 2, 12.346, 28)
+    assert line["largest_logprob_change"] == 0.3
+    json.dumps(line, allow_nan=False)
+
+
+def test_sigterm_asks_first_between_steps_and_stops_at_once_elsewhere() -> None:
+    stop = StopSignal()
+    with stop.installed():
+        with stop.between_steps():
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.asked
+            with pytest.raises(StoppedError, match="SIGTERM"):
+                os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(StoppedError):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_the_guardian_kills_what_uses_the_directory_and_spares_the_driver(tmp_path: Path) -> None:
+    directory = tmp_path / "ray"
+    directory.mkdir()
+    held = (directory / "log").open("w")
+    program = "import time, sys; f = open(sys.argv[1]); print('open', flush=True); time.sleep(60)"
+    command = [sys.executable, "-c", program, str(directory / "log")]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "open\n"
+    try:
+        watch = guardian.Guardian(directory)
+        watch.release()
+        assert child.wait(5) == -signal.SIGKILL
+        assert not directory.exists()
+    finally:
+        held.close()
+        child.kill()
