@@ -24,6 +24,8 @@ find_tools() {
   local lines tool
   lines=$(dev/cluster.sh env) || exit 1
   eval "$lines"
+  # the ones that the embedded cluster brought do for others too
+  for tool in "${XDG_CACHE_HOME:-${HOME:-/root}/.cache}"/rljob/cluster/*/helm; do [ ! -x "$tool" ] || PATH=$PATH:$(dirname "$tool"); done
   for tool in kubectl helm; do
     command -v "$tool" > /dev/null || die "$tool is not on PATH; install it to use the cluster of KUBECONFIG=$KUBECONFIG"
   done

@@ -35,7 +35,7 @@ base_key() {
   if [ -n "${RLJOB_BASE_IMAGE:-}" ]; then echo "$RLJOB_BASE_IMAGE"; else echo "$DEBIAN" | cat - images/base/Dockerfile images/base/packages; fi | digest
 }
 # The part of a Dockerfile before our own code. Comments do not count.
-dependency_steps() { sed -n '/^#/d; /^FROM ${DEPENDENCIES}/q; p' "images/$1/Dockerfile"; }
+dependency_steps() { sed -n '/^#/d; /^FROM dependencies$/q; p' "images/$1/Dockerfile"; }
 dependency_key() {
   { base_key; dependency_steps "$1"; cat images/install-dependencies.sh "requirements-$1.lock" requirements-uv.lock; } | digest
 }
@@ -125,7 +125,7 @@ make_dependencies() {
 }
 make_content() {
   build_from "images/$1/Dockerfile" "$CONTENT" . --ignorefile images/dockerignore \
-    --build-arg "BASE_IMAGE=$BASE" --build-arg "DEPENDENCIES=$DEPENDENCIES"
+    --build-context "dependencies=container-image://$DEPENDENCIES"
 }
 build_code() {
   timed "$1: our code" make_content "$1"
@@ -183,13 +183,16 @@ prepare() {
   ln -sfn "${UV_CACHE_DIR:-$CACHE/uv}" "$IMAGES/tmp/buildah-cache/rljob-uv"
   echo '{"default": [{"type": "insecureAcceptAnything"}]}' > "$IMAGES/policy.json"
 }
-# In mount namespace of their own, so that the builder's mounts end with it however it ends; what it insists on keeping under
+# In a mount namespace of its own, so that the builder's mounts end with it however it ends; what it insists on keeping under
 # /var/lib/containers lies in the cache.
 isolated() {
   mkdir -p "$IMAGES/cache"
   mount --bind "$IMAGES/cache" /var/lib/containers
   exec 9> "$IMAGES/lock"
   flock -n 9 || { say "waiting for another build"; flock 9; }
+  # what an interrupted build left
+  builder rm --all > /dev/null 2>&1 || true
+  find "$IMAGES/tmp" -mindepth 1 -maxdepth 1 ! -name buildah-cache -exec rm -rf {} +
   local action=$1 kind
   shift
   for kind in "$@"; do
