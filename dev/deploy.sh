@@ -29,6 +29,7 @@ find_tools() {
   for tool in kubectl helm; do
     command -v "$tool" > /dev/null || die "$tool is not on PATH; install it to use the cluster of KUBECONFIG=$KUBECONFIG"
   done
+  embedded || dev/cluster.sh up > /dev/null || exit 1 # it only looks whether the cluster answers and has KubeRay
   if embedded && [ ! -S "$SOCKET" ]; then die "the embedded cluster is not up; start it: dev/cluster.sh up"; fi
 }
 
