@@ -21,8 +21,9 @@ def succeed(world: World, draft: Draft) -> None:
     report = world.report
     finished = report.finished if report is not None else None
     reason = reasons.TARGET_REACHED if finished and finished.reason == "TargetReached" else reasons.COMPLETED
-    detail = summary(report)
-    draft.set(reason, detail=f"{finished.message}; {detail}" if finished else f"the driver ended with exit code 0; {detail}")
+    detail = summary(report, with_reward=finished is None)
+    said = finished.message if finished else "the driver ended with exit code 0"
+    draft.set(reason, detail=f"{said}; {detail}")
     draft.set(reasons.DRIVER_EXITED, submission=world.job.submission_id, code=0)
     draft.set(reasons.PROGRESS_ENDED)
     draft.set(reasons.NOT_RESTARTING)

@@ -48,5 +48,9 @@ async def serve(health: Health, port: int) -> web.AppRunner:
     app.router.add_get("/healthz", healthz)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    await web.TCPSite(runner, "0.0.0.0", port).start()  # noqa: S104  the kubelet asks from outside the pod
+    try:
+        await web.TCPSite(runner, "0.0.0.0", port).start()  # noqa: S104  the kubelet asks from outside the pod
+    except OSError:
+        await runner.cleanup()
+        raise
     return runner

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import aiohttp
+import yaml
 from kubernetes.aio import client, config
 
 from rljob_api import names
@@ -65,9 +66,10 @@ async def connect() -> Kube:
         else:
             _require_file(path)
             await config.load_kube_config(config_file=path, client_configuration=settings, persist_config=False)
-    except (config.ConfigException, OSError, ValueError) as error:
+    except (config.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        # The library meets a file of an unexpected shape with whatever error its code runs into.
         where = "the pod's service account" if in_pod else path
-        raise ConfigurationError(f"cannot use {where}: {error}") from None
+        raise ConfigurationError(f"cannot use {where}: {' '.join(str(error).split())}") from None
     return Kube(settings)
 
 

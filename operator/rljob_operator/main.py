@@ -69,9 +69,6 @@ async def _run(settings: Settings) -> tuple[int, bool]:
     except (StartError, ApiUnreachableError, ApiError) as error:
         print(f"rljob-operator: {error}", file=sys.stderr)
         return EXIT_FAILED, False
-    except OSError as error:
-        print(f"rljob-operator: port {settings.health_port}: {error.strerror}; set RLJOB_HEALTH_PORT", file=sys.stderr)
-        return EXIT_FAILED, False
     finally:
         await kube.close()
 

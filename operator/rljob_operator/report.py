@@ -88,12 +88,12 @@ def _skipped(draft: Draft, prompts: PromptCounts, budget: int) -> None:
     draft.set(reasons.SKIPPED_EXCEEDED, budget=budget, **values)
 
 
-def summary(report: ProgressReport | None) -> str:
+def summary(report: ProgressReport | None, *, with_reward: bool) -> str:
     """One line about how far the run came."""
     if report is None:
         return "the driver's last report was not received"
     parts = [f"step {report.step} of {report.total_steps}"]
-    if (reward := decimal(report.validation_reward)) is not None:
+    if with_reward and (reward := decimal(report.validation_reward)) is not None:
         parts.append(f"validation reward {reward} at step {report.validation_step}")
     parts.append(f"{report.prompts.skipped} of {report.prompts.handed_out} prompts skipped")
     return ", ".join(parts)

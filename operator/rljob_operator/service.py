@@ -6,6 +6,8 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 
+from aiohttp import web
+
 from rljob_api import names
 
 from . import health as health_module
@@ -82,8 +84,7 @@ class Service:
         """Run until SIGTERM or SIGINT, or until KubeRay appears (then `kuberay_appeared` is set)."""
         async with AsyncExitStack() as stack:
             if self._settings.health_port:
-                runner = await health_module.serve(self.health, self._settings.health_port)
-                stack.push_async_callback(runner.cleanup)
+                stack.push_async_callback((await self._serve_health()).cleanup)
             if self._direct is not None:
                 stack.push_async_callback(self._direct.close)
             # Before kopf: when it stops it ends every task that began after it.
@@ -97,6 +98,13 @@ class Service:
                 with_kuberay=self._with_kuberay,
                 stop=self._stop,
             )
+
+    async def _serve_health(self) -> web.AppRunner:
+        port = self._settings.health_port
+        try:
+            return await health_module.serve(self.health, port)
+        except OSError as error:
+            raise StartError(f"port {port} for /healthz: {error.strerror or error}; set RLJOB_HEALTH_PORT") from None
 
     def deliver(self, kind: str, obj: Object, deleted: bool) -> None:
         """Take an object of a watch and mark its job dirty."""

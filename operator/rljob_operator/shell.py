@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import kopf
 
@@ -82,6 +82,7 @@ async def watch(
     await kopf.operator(
         registry=_registry(deliver, login, with_kuberay),
         settings=_settings(),
+        identity=cast(Any, names.MANAGED_BY),  # kopf would ask for the user's name, which a container may not have
         standalone=True,
         clusterwide=not namespaces,
         namespaces=namespaces,

@@ -321,8 +321,8 @@ def test_success_keeps_the_last_report_and_lets_the_cluster_go() -> None:
     plan, conditions = outcome(before)
     assert plan.actions == (DeleteCluster("copy-1", "cluster-1"),)
     assert conditions["Succeeded"][:2] == ("True", "TargetReached")
-    message = "step 350 of 500, validation reward 0.9600 at step 350, 0 of 2800 prompts skipped"
-    assert conditions["Succeeded"][2].endswith(message)
+    message = "validation reward 0.960 reached stopAtReward 0.95; step 350 of 500, 0 of 2800 prompts skipped"
+    assert conditions["Succeeded"][2] == message
     assert conditions["ClusterReady"][1] == "Deleted"
     assert conditions["DriverRunning"] == ("False", "Exited", "copy-1 ended with exit code 0")
     status = apply(plan, before)
