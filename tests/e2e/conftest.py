@@ -12,9 +12,11 @@ import pytest
 import yaml
 from dev.kube import ROOT, CommandError, Kubectl, cluster_environment
 
-from rljob_cli.watch import events
+from rljob_api import names
+from rljob_cli.watch import ended, events
 
 SYSTEM = "rljob-system"
+EMBEDDED = "/run/rljob/kubeconfig"
 
 
 @pytest.fixture(scope="session")
@@ -29,9 +31,29 @@ def environment() -> Iterator[dict[str, str]]:
         pytest.fail("the operator is not installed; `make test` does it, or dev/deploy.sh up")
     saved = dict(os.environ)
     os.environ.update(found)
+    free_the_node(found)
     yield found
     os.environ.clear()
     os.environ.update(saved)
+
+
+def free_the_node(environment: dict[str, str]) -> None:
+    """Delete clusters that finished jobs keep (ttlSecondsAfterFinished): one run fills the embedded cluster's two cores."""
+    if environment.get("KUBECONFIG") != EMBEDDED:
+        return
+    everywhere = Kubectl(environment)
+    for job in everywhere.json("get", names.PLURAL, "--all-namespaces")["items"]:
+        metadata, cluster = job["metadata"], job.get("status", {}).get("rayClusterName")
+        if not cluster:
+            continue
+        where = Kubectl(environment, metadata["namespace"])
+        selector = f"{names.LABEL_JOB}={metadata['name']}"
+        if ended(job) is None and where.pods(selector):
+            pytest.fail(
+                f"RLJob {metadata['namespace']}/{metadata['name']} is running and fills the cluster; wait for it or delete it"
+            )
+        where("delete", "raycluster", cluster, "--ignore-not-found", "--wait=true")
+        where("wait", "--for=delete", "pod", "-l", selector, "--timeout=60s")
 
 
 @pytest.fixture
