@@ -13,17 +13,19 @@ import argparse
 import hashlib
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 NAME_ANNOTATION = "io.containerd.image.name"
+SECONDS_TO_END = 60
 
 
 class LoadError(RuntimeError):
@@ -84,21 +86,13 @@ class Runtime:
         manifest: dict[str, Any] = json.loads(run(*self._ctr, "content", "get", digest))
         return manifest
 
-    def take(self, write: Callable[[IO[bytes]], None]) -> None:
-        """Import the archive that `write` writes."""
-        command = (*self._ctr, "images", "import", "-")
-        with tempfile.TemporaryFile() as errors:
-            importer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors)
-            assert importer.stdin is not None
-            broken = False
-            try:
-                write(importer.stdin)
-                importer.stdin.close()
-            except BrokenPipeError:
-                broken = True
-            if importer.wait() or broken:
-                errors.seek(0)
-                raise LoadError(f"containerd did not import the image: {errors.read().decode(errors='replace').strip()}")
+    def importing(self) -> tuple[str, ...]:
+        """The command that imports an archive from its standard input."""
+        return (*self._ctr, "images", "import", "-")
+
+    def take(self, archive: Path) -> None:
+        """Import an archive."""
+        run(*self._ctr, "images", "import", str(archive))
 
     def forget(self, stale: Iterable[str]) -> None:
         """Delete these names, and the ids under which Kubernetes knows the same images."""
@@ -115,16 +109,19 @@ class Builder:
     """buildah's storage."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        where = ("--root", f"{folder}/storage", "--runroot", f"{folder}/run", "--storage-driver", "overlay")
+        self._push = ("buildah", *where, "push", "--quiet", "--signature-policy", f"{folder}/policy.json")
 
-    def push(self, image: str, destination: str, *options: str) -> None:
+    def pushing(self, image: str, destination: str) -> tuple[str, ...]:
+        """The command that copies an image to another transport."""
+        return (*self._push, image, destination)
+
+    def push(self, image: str, destination: str) -> None:
         """Copy an image to another transport."""
-        where = ("--root", f"{self._folder}/storage", "--runroot", f"{self._folder}/run", "--storage-driver", "overlay")
-        policy = ("--signature-policy", f"{self._folder}/policy.json")
-        run("buildah", *where, "push", "--quiet", *policy, *options, image, destination)
+        run(*self.pushing(image, destination))
 
 
-def write_archive(out: IO[bytes], names: Iterable[str], manifest: bytes, blobs: Iterable[tuple[Blob, Path]]) -> None:
+def write_archive(target: Path, names: Iterable[str], manifest: bytes, blobs: Iterable[tuple[Blob, Path]]) -> None:
     """Write an OCI archive: an index with one entry per name, the manifest, and those blobs that are given."""
     digest = Blob(f"sha256:{hashlib.sha256(manifest).hexdigest()}", len(manifest))
     media_type = json.loads(manifest).get("mediaType", "application/vnd.oci.image.manifest.v1+json")
@@ -132,7 +129,7 @@ def write_archive(out: IO[bytes], names: Iterable[str], manifest: bytes, blobs: 
         {"mediaType": media_type, "digest": digest.digest, "size": digest.size, "annotations": {NAME_ANNOTATION: name}}
         for name in names
     ]
-    with tarfile.open(fileobj=out, mode="w|", bufsize=1 << 20) as archive:
+    with tarfile.open(target, "w") as archive:
         _add(archive, "oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
         _add(archive, "index.json", json.dumps({"schemaVersion": 2, "manifests": entries}).encode())
         _add(archive, digest.path, manifest)
@@ -149,14 +146,24 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
     archive.addfile(info, io.BytesIO(data))
 
 
-def load_whole(runtime: Runtime, builder: Builder, image: str, scratch: Path) -> None:
-    """Import everything. `dir:` is the one transport of buildah that leaves layers uncompressed, which saves a minute."""
-    with tempfile.TemporaryDirectory(dir=scratch) as temporary:
-        folder = Path(temporary)
-        builder.push(image, f"dir:{folder}", "--disable-compression")
-        manifest = (folder / "manifest.json").read_bytes()
-        files = [(blob, folder / blob.digest.split(":")[1]) for blob in blobs_of(json.loads(manifest))]
-        runtime.take(lambda out: write_archive(out, [image], manifest, files))
+def load_whole(runtime: Runtime, builder: Builder, image: str) -> None:
+    """Import everything, as a stream: no copy of 5 GB on the way, and `docker-archive:` leaves layers uncompressed."""
+    source, sink = os.pipe()
+    with tempfile.TemporaryFile() as errors:
+        importer = subprocess.Popen(runtime.importing(), stdin=source, stdout=subprocess.DEVNULL, stderr=errors)
+        os.close(source)
+        command = builder.pushing(image, f"docker-archive:/dev/fd/{sink}:{image}")
+        pusher = subprocess.Popen(command, pass_fds=(sink,), stdout=subprocess.DEVNULL, stderr=errors)
+        os.close(sink)
+        imported = importer.wait()
+        try:
+            pushed = pusher.wait(timeout=0 if imported else SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            pusher.kill()  # it holds both ends of the pipe, so without a reader it would wait for ever
+            pushed = pusher.wait()
+        if pushed or imported:
+            errors.seek(0)
+            raise LoadError(f"containerd did not import {image}: {errors.read().decode(errors='replace').strip()}")
 
 
 def load_thin(runtime: Runtime, builder: Builder, image: str, names: list[str], base: str, scratch: Path) -> int:
@@ -179,7 +186,9 @@ def load_thin(runtime: Runtime, builder: Builder, image: str, names: list[str], 
         manifest = (folder / Blob(described["digest"], described["size"]).path).read_bytes()
         known = {blob.digest for blob in present}
         files = [(blob, folder / blob.path) for blob in blobs_of(json.loads(manifest)) if blob.digest not in known]
-        runtime.take(lambda out: write_archive(out, names, manifest, files))
+        archive = folder / "thin.tar"
+        write_archive(archive, names, manifest, files)
+        runtime.take(archive)
         return sum(blob.size for blob, _ in files)
 
 
@@ -211,7 +220,7 @@ def load(options: argparse.Namespace) -> None:
     began = time.monotonic()
     if not runtime.complete(options.dependencies):
         print(f"images: {options.name}: importing the dependencies into the cluster (once per lock file) ...", flush=True)
-        load_whole(runtime, builder, options.dependencies, scratch)
+        load_whole(runtime, builder, options.dependencies)
     base = runtime.images()[options.dependencies]
     size = load_thin(runtime, builder, options.image, names, base, scratch)
     if not runtime.complete(*names):

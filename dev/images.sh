@@ -90,7 +90,7 @@ make_base() {
   rm -rf "$work"
   mkdir -p "$work"
   SOURCE_DATE_EPOCH=1735689600 mmdebstrap --variant=minbase --mode=root --skip=output/dev --include="$(packages_of_base | paste -sd,)" \
-    --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/info/*' \
+    --dpkgopt=force-unsafe-io --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/info/*' \
     --dpkgopt='path-exclude=/usr/share/locale/*' --customize-hook='rm -f "$1"/etc/resolv.conf "$1"/etc/hostname "$1"/etc/apt/sources.list' \
     "$DEBIAN" "$work/rootfs.tar" "$mirror"
   build_from images/base/Dockerfile "$BASE" "$work"

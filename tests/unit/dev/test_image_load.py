@@ -6,9 +6,8 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 from dev.image_load import NAME_ANNOTATION, Blob, Builder, Runtime, blobs_of, load_thin, write_archive
@@ -46,10 +45,8 @@ class FakeRuntime(Runtime):
     def manifest(self, _digest: str) -> dict[str, Any]:
         return self._base
 
-    def take(self, write: Callable[[IO[bytes]], None]) -> None:
-        out = io.BytesIO()
-        write(out)
-        self.taken.append(out.getvalue())
+    def take(self, archive: Path) -> None:
+        self.taken.append(archive.read_bytes())
 
 
 class FakeBuilder(Builder):
@@ -59,7 +56,7 @@ class FakeBuilder(Builder):
         self._layers, self._config = layers, config
         self.written: list[bytes] = []
 
-    def push(self, image: str, destination: str, *options: str) -> None:
+    def push(self, image: str, destination: str) -> None:
         folder = Path(destination.removeprefix("oci:").removesuffix(":latest"))
         manifest = json.dumps(manifest_of(*self._layers, config=self._config)).encode()
         for data in (*self._layers, self._config, manifest):
@@ -100,9 +97,9 @@ def test_archive_names_the_image_under_each_name(tmp_path: Path) -> None:
     manifest = json.dumps(manifest_of(CODE)).encode()
     layer = tmp_path / "layer"
     layer.write_bytes(CODE)
-    out = io.BytesIO()
-    write_archive(out, ["localhost/x:dev", "localhost/x:1"], manifest, [(Blob(digest(CODE), len(CODE)), layer)])
-    found = members(out.getvalue())
+    archive = tmp_path / "archive.tar"
+    write_archive(archive, ["localhost/x:dev", "localhost/x:1"], manifest, [(Blob(digest(CODE), len(CODE)), layer)])
+    found = members(archive.read_bytes())
     entries = json.loads(found["index.json"])["manifests"]
     assert [entry["annotations"][NAME_ANNOTATION] for entry in entries] == ["localhost/x:dev", "localhost/x:1"]
     assert {entry["digest"] for entry in entries} == {digest(manifest)}
