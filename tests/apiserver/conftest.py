@@ -22,7 +22,7 @@ from dev.kube import ROOT, CommandError, Kubectl, cluster_environment
 
 from rljob_api import names
 from rljob_api.crd import custom_resource_definition
-from rljob_operator.api import AlreadyExistsError, NotFoundError
+from rljob_operator.api import AlreadyExistsError
 from rljob_operator.kube import Kube, connect
 
 from .fake_ray import FakeRay
@@ -156,8 +156,18 @@ class Space:
         return "".join(f"\n--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(folder.glob("*.log")))
 
 
+@pytest.fixture(scope="session")
+def spent(environment: dict[str, str]) -> Iterator[list[str]]:
+    """Namespaces of tests that are over: they go in the background, and the session waits for all of them at its end."""
+    names_of_spaces: list[str] = []
+    yield names_of_spaces
+    if names_of_spaces:
+        waiting = [f"namespace/{name}" for name in names_of_spaces]
+        Kubectl(environment)("wait", "--for=delete", *waiting, "--timeout=90s")
+
+
 @pytest.fixture
-async def space(environment: dict[str, str], tmp_path: Path) -> AsyncIterator[Space]:
+async def space(environment: dict[str, str], spent: list[str], tmp_path: Path) -> AsyncIterator[Space]:
     """A namespace of its own; operators that a test left running are ended with it."""
     kube = await connect()
     ray = FakeRay()
@@ -170,16 +180,8 @@ async def space(environment: dict[str, str], tmp_path: Path) -> AsyncIterator[Sp
         process.wait()
     await ray.stop()
     await kube.request("DELETE", f"/api/v1/namespaces/{name}")
-
-    async def gone() -> bool:
-        try:
-            await kube.request("GET", f"/api/v1/namespaces/{name}")
-        except NotFoundError:
-            return True
-        return False
-
-    await eventually(gone, lambda: f"namespace {name} stays", 90)
     await kube.close()
+    spent.append(name)
 
 
 @pytest.fixture
