@@ -13,14 +13,13 @@ import yaml
 
 from rljob_api.manifest import judge
 from rljob_api.spec import RLJobSpec
-from rljob_workload.algorithm.batch import Answer, TrainBatch
+from rljob_workload.algorithm.batch import Answer, TrainBatch, TrainStats
 from rljob_workload.core.rollouts import Rollouts, StepInfo
 from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.environments import load_environment
 from rljob_workload.megatron.engine import ResidentEngine
 from rljob_workload.megatron.policy import (
     Policy,
-    TrainStats,
     destroy_process_groups,
     init_process_groups,
     quiet_megatron,

@@ -10,7 +10,8 @@ import torch
 
 from rljob_workload.megatron import weights
 from rljob_workload.megatron.engine import engines_built
-from rljob_workload.megatron.policy import NonFiniteError, Policy
+from rljob_workload.megatron.errors import NonFiniteError
+from rljob_workload.megatron.policy import Policy
 from rljob_workload.megatron.shim import attention
 from rljob_workload.megatron.shim.patch_points import PatchPoint, moved
 

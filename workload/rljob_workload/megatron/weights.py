@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rljob_workload.megatron.errors import WeightsError
 from rljob_workload.megatron.policy import Policy
 
 WEIGHTS = "weights"
@@ -21,10 +22,6 @@ _METADATA = {
     "chained_optim_avoid_prefix": True,
     "singleton_local_shards": False,
 }
-
-
-class WeightsError(Exception):
-    """A checkpoint's weights cannot be read."""
 
 
 def save(policy: Policy, sampler: torch.Generator | None, directory: Path) -> None:
