@@ -129,6 +129,7 @@ def log_to_stderr(*, quiet: bool = False) -> None:
     if not any(type(handler) is logging.StreamHandler for handler in logger.handlers):
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter(FORMAT))
+        handler.setLevel(logging.WARNING if quiet else logging.INFO)
         logger.addHandler(handler)
-    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    logger.setLevel(logging.INFO)
     logger.propagate = False
