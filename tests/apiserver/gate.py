@@ -50,7 +50,7 @@ class Gate:
         assert self._session is not None
         wanted = {name: request.headers[name] for name in ("Accept", "Content-Type") if name in request.headers}
         url = self._connection.server + str(request.rel_url)
-        async with self._session.request(request.method, url, data=await request.read(), headers=wanted) as answer:
+        async with self._session.request(request.method, url, data=await request.read() or None, headers=wanted) as answer:
             response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.headers["Content-Type"]})
             await response.prepare(request)
             async for chunk in answer.content.iter_any():
