@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rljob_api.exitcodes import ExitCode, describe
+from rljob_api.names import REPORT_LINE_PREFIX
 from rljob_api.progress import Failed, Finished, ProgressReport
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.logs import FORMAT, close_files, log_to_file
@@ -43,6 +45,8 @@ def execute(
         status = _guarded(attempt, progress, start_ray, spread=spread)
         if linger_seconds:
             progress.wait_until_read(linger_seconds)
+            # Ray keeps the log: the report can still be read there when nobody came in time.
+            print(REPORT_LINE_PREFIX + json.dumps(progress.report.to_wire()), flush=True)
         return status
     finally:
         server.close()
