@@ -16,4 +16,4 @@ class NonFiniteError(Exception):
 
 
 class WeightsError(Exception):
-    """A checkpoint's weights cannot be read."""
+    """A checkpoint's weights cannot be written or read."""

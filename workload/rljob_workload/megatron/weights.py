@@ -29,13 +29,16 @@ def save(policy: Policy, sampler: torch.Generator | None, directory: Path) -> No
     from megatron.core import dist_checkpointing
 
     target = directory / WEIGHTS
-    if dist.get_rank() == 0:
-        target.mkdir()
-    dist.barrier()
     _use_thread_queue()
-    dist_checkpointing.save(_state(policy, loading=False), str(target))
-    _save_random_state(policy, sampler, directory)
-    dist.barrier()
+    try:
+        if dist.get_rank() == 0:
+            target.mkdir()
+        dist.barrier()
+        dist_checkpointing.save(_state(policy, loading=False), str(target))
+        _save_random_state(policy, sampler, directory)
+        dist.barrier()
+    except Exception as err:
+        raise WeightsError(f"cannot write the weights to {directory}: {type(err).__name__}: {err}") from err
 
 
 def load(policy: Policy, sampler: torch.Generator | None, directory: Path) -> None:

@@ -90,7 +90,6 @@ def _start_ray(spec: RLJobSpec, temporary: str) -> None:
         object_store_memory=OBJECT_STORE_BYTES,
         configure_logging=False,
         _temp_dir=temporary,
-        _node_ip_address="127.0.0.1",
     )
 
 
