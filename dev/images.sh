@@ -171,7 +171,7 @@ load() { # KIND
   embedded || { how_to_push "$1"; return 0; }
   [ -S "$SOCKET" ] || die "the embedded cluster is not up, so $1 was not loaded. Start it: dev/cluster.sh up"
   exists "$CONTENT" || die "$1 is not built, or has changed since: dev/images.sh build $1"
-  TMPDIR=$IMAGES/tmp python3 "$DEV/image_load.py" --socket "$SOCKET" --storage "$IMAGES" \
+  TMPDIR=$IMAGES/tmp python3 -IS "$DEV/image_load.py" --socket "$SOCKET" --storage "$IMAGES" \
     --dependencies "$DEPENDENCIES" --name "$LATEST" "$CONTENT"
 }
 
