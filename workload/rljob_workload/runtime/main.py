@@ -33,7 +33,8 @@ def main() -> int:
         host="0.0.0.0",  # noqa: S104 - the operator reads it from another pod
         port=PROGRESS_PORT,
         spread=True,
-        show_progress=True,
+        show_log=True,
+        show_bar=False,
         linger_seconds=LINGER_SECONDS,
     )
 
