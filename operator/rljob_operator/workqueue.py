@@ -37,12 +37,6 @@ class WorkQueue:
         heapq.heappush(self._heap, (due, key))
         self._woken.set()
 
-    def forget(self, key: Key) -> None:
-        """Drop timers and failures of a key that is gone."""
-        self._due.pop(key, None)
-        self._failures.pop(key, None)
-        self._dirty.discard(key)
-
     def take(self) -> Key | None:
         """A key that is due and not being handled, or None."""
         held: list[tuple[float, Key]] = []
@@ -50,7 +44,7 @@ class WorkQueue:
         while self._heap and self._heap[0][0] <= self._clock():
             due, key = heapq.heappop(self._heap)
             if self._due.get(key) != due:
-                continue  # superseded by an earlier time, or forgotten
+                continue  # superseded by an earlier time
             if key in self._busy:
                 held.append((due, key))
                 continue

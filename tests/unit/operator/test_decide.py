@@ -292,6 +292,15 @@ def test_a_resumed_attempt_waits_for_its_own_first_step() -> None:
     assert conditions["Succeeded"][1] == "Starting"
 
 
+def test_a_driver_that_has_not_loaded_yet_does_not_set_the_numbers_back() -> None:
+    status = running(2, step=54, prompts={"handedOut": 440, "trained": 432, "inFlight": 8})
+    before = training(job=job(status), clusters=(cluster(2),), pods=pods(2), report=report(0, attempt=2))
+    after = apply(decide(before), before)
+    assert after.step == 54
+    assert after.prompts is not None
+    assert after.prompts.handed_out == 440
+
+
 @pytest.mark.parametrize(("budget", "reason"), [(3, "WithinBudget"), (2, "BudgetExceeded")])
 def test_skipped_prompts_are_counted_with_their_causes(budget: int, reason: str) -> None:
     counts = PromptCounts(handed_out=4096, trained=4093, skipped=3, skipped_by={"RetryBudgetExhausted": [17, 90, 113]})
@@ -537,6 +546,12 @@ def test_the_next_attempt_has_the_next_number() -> None:
     status = apply(decide(before), before)
     assert (status.attempt, status.ray_cluster_name, status.attempt_start_time) == (2, None, stamp(60))
     assert status.last_failure is not None
+
+
+def test_a_status_that_was_wiped_starts_nothing_beside_what_runs() -> None:
+    plan, conditions = outcome(world(60, {}))
+    assert plan.actions == (DeleteCluster("copy-1", "cluster-1"),)
+    assert conditions["Restarting"][1] == "WaitingForPodsToExit"
 
 
 def test_a_spec_made_invalid_between_attempts_starts_nothing() -> None:
