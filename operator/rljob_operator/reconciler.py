@@ -35,6 +35,7 @@ class Notes:
     outcome: Outcome = field(default_factory=Outcome)
     report: ProgressReport | None = None
     driver_seen: bool = False
+    incomplete_since: datetime.datetime | None = None
     warning: str = ""
     warning_read: datetime.datetime | None = None
 
@@ -167,6 +168,11 @@ class Reconciler:
             return world
         if cluster.provisioned and not _complete(world, cluster):
             world = replace(world, pods=await self._pods(job))
+        if cluster.provisioned and not _complete(world, cluster):
+            notes.incomplete_since = notes.incomplete_since or world.now
+        else:
+            notes.incomplete_since = None
+        world = replace(world, incomplete_since=notes.incomplete_since)
         world = await self._observe_trouble(world, cluster, notes)
         if cluster.provisioned and any(pod.head and not pod.ended for pod in world.pods_of(cluster.name)):
             return await self._observe_driver(world, cluster, notes)

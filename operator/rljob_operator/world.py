@@ -152,6 +152,8 @@ class World:
     pods: tuple[Pod, ...] = ()
     departed: tuple[Pod, ...] = ()
     """Pods of the attempt that are gone, as they were last seen."""
+    incomplete_since: datetime.datetime | None = None
+    """Since when this process has seen that pods of the complete cluster are missing or ended."""
     stranger: str = ""
     """Owner of an object that bears the attempt's cluster name and is not ours."""
     claim_exists: bool | None = None

@@ -444,6 +444,15 @@ def test_a_lost_head_quotes_kuberays_event_when_the_pod_was_never_seen_dead() ->
     assert conditions["ClusterReady"][2] == "the head pod of copy-1 is gone: DeletedHeadPod: exit 137"
 
 
+def test_a_loss_without_a_word_waits_a_moment_for_the_watch_to_tell_how() -> None:
+    assert apply(decide(training(pods=(pod(),), incomplete_since=at(58))), training()).last_failure is None
+    late = training(pods=(pod(),), incomplete_since=at(56))
+    assert apply(decide(late), late).last_failure is not None
+    told = (pod("worker", ended=True, last_words="OOMKilled, exit code 137"),)
+    early = training(pods=(pod(),), departed=told, incomplete_since=at(59))
+    assert "OOMKilled" in apply(decide(early), early).last_failure.message  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     "left",
     [
