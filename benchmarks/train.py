@@ -6,8 +6,6 @@ Runs the job to its end in a fresh directory, reads its metrics.jsonl and prints
 the rates (imports, allocations); the time to the target counts everything from the first prompt on.
 """
 
-# ruff: noqa: E402
-
 from __future__ import annotations
 
 import sys
