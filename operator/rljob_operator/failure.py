@@ -66,7 +66,7 @@ def _pods_lost(world: World, cluster: Cluster) -> Failure | None:
         pod, words = _evidence(world, heads, head=True)
         return Failure("HeadLost", f"the head pod {pod} is gone{words}", exit_code, bool(words))
     workers = [pod for pod in pods if not pod.head]
-    lost = [pod for pod in workers if not _lives(pod, cluster)]
+    lost = [pod for pod in workers if not _lives(pod, cluster, world.members)]
     if lost or len(workers) < cluster.workers:
         pod, words = _evidence(world, lost, head=False)
         return Failure("WorkerLost", f"worker pod {pod} is gone{words}", exit_code, bool(words))
@@ -77,13 +77,14 @@ def _runs(pod: Pod) -> bool:
     return not pod.ended and not pod.deleting
 
 
-def _lives(pod: Pod, cluster: Cluster) -> bool:
-    """Runs, and was there when the cluster was first complete.
+def _lives(pod: Pod, cluster: Cluster, members: frozenset[str]) -> bool:
+    """Runs, and was there when the cluster was first complete (by its times, which have whole seconds, and by its name).
 
     KubeRay replaces a lost worker within seconds; the replacement knows nothing of the run. A head is never replaced
     (names.ANNOTATION_NO_HEAD_RESTART), so heads need no such test.
     """
-    return _runs(pod) and cluster.provisioned is not None and pod.created <= cluster.provisioned
+    first = cluster.provisioned is not None and pod.created <= cluster.provisioned
+    return _runs(pod) and first and (not members or pod.name in members)
 
 
 def _evidence(world: World, lost: list[Pod], head: bool) -> tuple[str, str]:

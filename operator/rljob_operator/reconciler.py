@@ -36,6 +36,7 @@ class Notes:
     report: ProgressReport | None = None
     driver_seen: bool = False
     incomplete_since: datetime.datetime | None = None
+    members: frozenset[str] = frozenset()
     warning: str = ""
     warning_read: datetime.datetime | None = None
 
@@ -170,9 +171,10 @@ class Reconciler:
             world = replace(world, pods=await self._pods(job))
         if cluster.provisioned and not _complete(world, cluster):
             notes.incomplete_since = notes.incomplete_since or world.now
-        else:
+        elif cluster.provisioned:
             notes.incomplete_since = None
-        world = replace(world, incomplete_since=notes.incomplete_since)
+            notes.members = notes.members or frozenset(pod.name for pod in world.pods_of(cluster.name))
+        world = replace(world, incomplete_since=notes.incomplete_since, members=notes.members)
         world = await self._observe_trouble(world, cluster, notes)
         if cluster.provisioned and any(pod.head and not pod.ended for pod in world.pods_of(cluster.name)):
             return await self._observe_driver(world, cluster, notes)

@@ -152,6 +152,8 @@ class World:
     pods: tuple[Pod, ...] = ()
     departed: tuple[Pod, ...] = ()
     """Pods of the attempt that are gone, as they were last seen."""
+    members: frozenset[str] = frozenset()
+    """Names of the attempt's pods when this process first saw all of them ready; empty before."""
     incomplete_since: datetime.datetime | None = None
     """Since when this process has seen that pods of the complete cluster are missing or ended."""
     stranger: str = ""

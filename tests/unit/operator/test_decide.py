@@ -469,6 +469,13 @@ def test_a_lost_worker_is_a_failed_attempt(left: Any) -> None:
     assert conditions["Succeeded"][1] == "Restarting"
 
 
+def test_a_worker_replaced_within_the_same_second_is_lost() -> None:
+    members = frozenset({"copy-1-head", "copy-1-worker"})
+    replaced = training(pods=(pod(), pod("worker", name="copy-1-other", created=at(20))), members=members)
+    assert apply(decide(replaced), replaced).last_failure.reason == "WorkerLost"  # type: ignore[union-attr]
+    assert apply(decide(training(members=members)), training()).last_failure is None
+
+
 def test_a_worker_that_is_only_unready_is_not_lost() -> None:
     plan, conditions = outcome(training(pods=(pod(), pod("worker", ready=False))))
     assert plan.actions == ()
