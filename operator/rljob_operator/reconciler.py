@@ -83,7 +83,7 @@ class Reconciler:
         plan = decide(world)
         self._log(job, plan)
         again = await self._actor.act(world, plan, notes.outcome)
-        if plan.status_patch is not None:
+        if plan.status_patch is not None and again is None:
             self._written[key] = world.now
         return plan.requeue_after if again is None else again
 
