@@ -98,5 +98,9 @@ class WorkQueue:
         self._woken.set()
 
     def _next_delay(self) -> float | None:
-        waiting = [due for key, due in self._due.items() if key not in self._busy]
-        return max(min(waiting) - self._clock(), 0.001) if waiting else None
+        while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        due = next((due for due, key in self._heap[:1] if key not in self._busy), None)
+        if due is None:  # the next one is being handled: look at all
+            due = min((due for key, due in self._due.items() if key not in self._busy), default=None)
+        return None if due is None else max(due - self._clock(), 0.001)

@@ -260,8 +260,10 @@ def read_pod(obj: Mapping[str, Any]) -> Pod:
     """A pod with our label."""
     metadata, status = obj["metadata"], obj.get("status") or {}
     labels = metadata.get("labels") or {}
-    containers = list(status.get("containerStatuses") or [])
-    terminated = next((state for one in containers[:1] if (state := (one.get("state") or {}).get("terminated"))), None)
+    ours: Mapping[str, Any] = next(
+        (one for one in status.get("containerStatuses") or [] if one.get("name") == names.CONTAINER), {}
+    )
+    terminated = (ours.get("state") or {}).get("terminated")
     conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
     return Pod(
         name=metadata["name"],

@@ -45,7 +45,10 @@ def test_a_deleted_pod_is_remembered_as_it_was_last_seen() -> None:
     store = Store()
     store.take("rljobs", obj("copy", 1))
     pod = obj("copy-1-head", 3, **{"ray.io/cluster": "copy-1", "ray.io/node-type": "head"})
-    pod["status"] = {"containerStatuses": [{"state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]}
+    sidecar = {"name": "logs", "state": {"running": {}}}
+    pod["status"] = {
+        "containerStatuses": [sidecar, {"name": "trainer", "state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]
+    }
     store.take("pods", pod)
     store.take("pods", pod, deleted=True)
     assert store.pods.owned_by(KEY) == []
