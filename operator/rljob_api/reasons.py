@@ -61,6 +61,7 @@ INVALID = {
         ("SequenceParallelInvalid", "Sequence parallelism without tensor parallelism."),
         ("ModelShapeInvalid", "The model's sizes do not fit together or do not fit the layout."),
         ("SequenceLengthInvalid", "Answers leave no room for prompts."),
+        ("VolumeChanged", "The checkpoint volume was edited after an attempt began to write to it."),
         ("NotSupportedYet", "A field is set to a value that the installed version does not honour."),
     )
 }
@@ -170,6 +171,13 @@ STATE_PROVISIONING = _reason(_T, "Unknown", "Provisioning", "waiting for pods", 
 STATE_STARTING = _reason(_T, "Unknown", "Starting", "the driver is starting", "Pods are ready, no step yet.")
 STATE_RUNNING = _reason(_T, "Unknown", "Running", "step {step} of {total}", "Training.")
 STATE_RESTARTING = _reason(_T, "Unknown", "Restarting", "{detail}", "Between two attempts.")
+STATE_ERROR = _reason(
+    _T,
+    "Unknown",
+    "OperatorError",
+    "the operator could not handle this job and tries again ({detail}); its log has the traceback",
+    "A defect of the operator; what runs goes on.",
+)
 COMPLETED = _reason(_T, "True", "Completed", "{detail}", "All steps are done.")
 TARGET_REACHED = _reason(_T, "True", "TargetReached", "{detail}", "validation.stopAtReward was reached.")
 FAILURES = {

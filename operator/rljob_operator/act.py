@@ -44,10 +44,15 @@ class Actor:
             return 0.0
         if plan.status_patch is not None and not await self._write_status(job, plan):
             return 0.0
+        # Warnings tell what the status now holds; the other events tell of the actions, once they are done.
+        for note in plan.events:
+            if note.type == "Warning":
+                await self._send_event(world, note)
         for action in plan.actions:
             await self._carry_out(world, action, outcome)
         for note in plan.events:
-            await self._send_event(world, note)
+            if note.type == "Normal":
+                await self._send_event(world, note)
         return None
 
     async def _is_current(self, job: Job) -> bool:
@@ -75,12 +80,14 @@ class Actor:
     async def _carry_out(self, world: World, action: Action, outcome: Outcome) -> None:
         job = world.job
         match action:
-            case PersistAttempt():
+            case PersistAttempt(number):
                 self._store.forget_departed(job.key)  # the status write was the action
+                log.info("%s/%s: attempt %d is counted", *job.key, number)
             case CreateCluster(manifest):
                 await self._create(job, manifest["metadata"]["name"], action, outcome)
             case DeleteCluster(name, uid):
                 await self._kube.delete_cluster(job.namespace, name, uid)
+                log.info("%s/%s: RayCluster %s is deleted", *job.key, name)
             case SubmitDriver():
                 await self._submit(job, action, outcome)
 
@@ -97,6 +104,7 @@ class Actor:
             return
         outcome.refusal = None
         self._store.take("rayclusters", obj)
+        log.info("%s/%s: RayCluster %s is created", *job.key, name)
 
     async def _submit(self, job: Job, action: SubmitDriver, outcome: Outcome) -> None:
         body = {
@@ -111,9 +119,13 @@ class Actor:
             outcome.submit_error = f"the driver was not taken: {error}"
             raise
         outcome.submit_error = ""
+        log.info("%s/%s: driver %s is submitted", *job.key, action.submission_id)
 
     async def _send_event(self, world: World, note: EventNote) -> None:
         job, moment = world.job, format_time(world.now)
+        log.log(
+            logging.WARNING if note.type == "Warning" else logging.INFO, "%s/%s: %s: %s", *job.key, note.reason, note.message
+        )
         event = {
             "apiVersion": "v1",
             "kind": "Event",

@@ -72,6 +72,9 @@ class KubeApi(Protocol):
     async def get_cluster(self, namespace: str, name: str) -> Object | None:
         """A RayCluster, from the server."""
 
+    async def list_clusters(self, namespace: str, selector: str) -> Sequence[Object]:
+        """RayClusters by label, from the server; none where it does not know RayClusters."""
+
     async def create_cluster(self, manifest: Mapping[str, Any]) -> Object:
         """Create a RayCluster. Raises AlreadyExistsError."""
 

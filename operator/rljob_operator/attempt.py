@@ -7,13 +7,14 @@ import json
 from rljob_api import names, reasons
 from rljob_api.findings import Finding
 from rljob_api.manifest import Verdict
-from rljob_api.spec import Deadlines, RLJobSpec
+from rljob_api.spec import Deadlines, RLJobSpec, Volume
 
 from .draft import Draft
 from .failure import Failure, find_failure, pods_detail, provisioning_overdue
 from .plan import SubmitDriver
 from .render import TemplateError
-from .report import steps_of_attempt, take_report
+from .report import last_step, steps_of_attempt, take_report
+from .times import format_time, parse_time
 from .world import Cluster, Driver, DriverUnknown, Unreachable, World
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "observe",
     "submission",
     "template_refused",
+    "volume_changed",
     "without_cluster",
 ]
 
@@ -34,11 +36,32 @@ def template_refused(verdict: Verdict, error: TemplateError) -> Verdict:
     return Verdict(verdict.spec, [*verdict.findings, Finding("template", "SpecUnreadable", "error", path, message)])
 
 
+def volume_changed(used: Volume | None, spec: RLJobSpec) -> list[Finding]:
+    """A finding for each part of the volume that differs from where earlier attempts wrote: the run would start over there."""
+    wanted = spec.checkpoint.volume
+    parts = (
+        () if used is None else (("claimName", used.claim_name, wanted.claim_name), ("subPath", used.sub_path, wanted.sub_path))
+    )
+    return [
+        Finding(
+            "volume-fixed",
+            "VolumeChanged",
+            "error",
+            f"spec.checkpoint.volume.{name}",
+            f"is {new!r}, but this job's attempts write to {old!r} and resume from there; change it back to {old!r}, "
+            "or create a new RLJob",
+        )
+        for name, old, new in parts
+        if new != old
+    ]
+
+
 def without_cluster(world: World, draft: Draft, deadlines: Deadlines) -> Failure | None:
     """The attempt is counted but has no RayCluster: not yet, refused, in the way of a namesake, or no longer."""
     name = world.job.cluster_name
     if world.job.status.ray_cluster_name == name or world.pods_of(name):
         return Failure("HeadLost", f"RayCluster {name} was deleted by someone else")
+    mend_start(world, draft)
     draft.set(reasons.STATE_PROVISIONING)
     if world.stranger:
         draft.set(reasons.NAME_TAKEN, what=f"RayCluster {name} of {world.stranger}")
@@ -54,14 +77,28 @@ def without_cluster(world: World, draft: Draft, deadlines: Deadlines) -> Failure
 def observe(world: World, draft: Draft, cluster: Cluster, max_skipped: int) -> None:
     """Facts that hold however the attempt goes on."""
     draft.update(ray_cluster_name=cluster.name)
+    mend_start(world, draft)
     if cluster.spec is not None:
         draft.update(total_steps=cluster.spec.algorithm.grpo.steps)
     take_report(world, draft, max_skipped)
 
 
-def has_succeeded(world: World) -> bool:
-    """Exit code 0 is success; how the run ended is in its last report."""
-    return isinstance(world.driver, Driver) and world.driver.status == "SUCCEEDED"
+def has_succeeded(world: World, cluster: Cluster) -> bool:
+    """Exit code 0 and a last report that says so; all steps done where the last report was missed."""
+    if not isinstance(world.driver, Driver) or world.driver.status != "SUCCEEDED":
+        return False
+    report, status = world.report, world.job.status
+    if report is not None and (report.finished is not None or report.failed is not None):
+        return report.failed is None
+    total = cluster.spec.algorithm.grpo.steps if cluster.spec else status.total_steps
+    return 0 < total <= (report.step if report else status.step)
+
+
+def mend_start(world: World, draft: Draft) -> None:
+    """An attempt that began in the future began before the clock was set back; deadlines must not wait for that time."""
+    start = world.job.status.attempt_start_time
+    if start is not None and parse_time(start) > world.now:
+        draft.update(attempt_start_time=format_time(world.now))
 
 
 def all_pods_ready(world: World, cluster: Cluster) -> bool:
@@ -87,6 +124,8 @@ def _describe_driver(world: World, draft: Draft) -> None:
     match world.driver:
         case Driver(status="RUNNING"):
             draft.set(reasons.DRIVER_RUNNING, submission=submission)
+        case Driver(status="SUCCEEDED"):
+            draft.set(reasons.DRIVER_EXITED, submission=submission, code=0)
         case Driver():
             draft.set(reasons.DRIVER_SUBMITTED, submission=submission)
         case Unreachable(detail):
@@ -99,6 +138,10 @@ def _describe_driver(world: World, draft: Draft) -> None:
 
 def _describe_progress(world: World, draft: Draft, cluster: Cluster) -> None:
     report = world.report
+    if report is None and cluster.provisioned is not None and last_step(world) is not None:
+        # An operator that has just started has no report yet; what an earlier one saw holds until there is one.
+        draft.set(reasons.STATE_RUNNING, step=world.job.status.step, total=world.job.status.total_steps)
+        return
     if cluster.provisioned is None:
         draft.set(reasons.STATE_PROVISIONING)
     elif report is None or steps_of_attempt(report) <= 0:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import datetime
 from dataclasses import dataclass, field
+from typing import Any
 
 from rljob_api import names, reasons
-from rljob_api.findings import errors, render
+from rljob_api.findings import Finding, errors, render
 from rljob_api.manifest import Verdict, judge
 from rljob_api.reasons import ConditionType
 from rljob_api.spec import Deadlines, FailurePolicy, RLJobSpec
@@ -23,6 +24,9 @@ from .world import Stage, World
 
 WAIT_SECONDS = 15.0
 """How often something outside (a claim, KubeRay, a namesake) is looked for again."""
+
+MAX_DEPTH = 100
+"""Of nested blocks in a spec; a pod template has about twenty."""
 
 PENDING_SECONDS = 5.0
 """How often an attempt is looked at while its pods start."""
@@ -76,7 +80,10 @@ def decide(world: World) -> Plan:
 
 
 def judge_job(world: World) -> Verdict:
-    """Rules of the spec, and whether its pod template has the shape of one."""
+    """Rules of the spec, whether its pod template has the shape of one, and whether its volume is that of earlier attempts."""
+    if nested_beyond(world.job.spec, MAX_DEPTH):
+        deep = Finding("schema", "SpecUnreadable", "error", "spec", f"is nested more than {MAX_DEPTH} levels deep")
+        return Verdict(None, [deep])
     verdict = judge(world.job.name, world.job.spec)
     if verdict.spec is None or errors(verdict.findings):
         return verdict
@@ -84,7 +91,28 @@ def judge_job(world: World) -> Verdict:
         ray_cluster(world.job, verdict.spec, 1)
     except TemplateError as error:
         return attempt.template_refused(verdict, error)
+    if world.job.stage is not Stage.FINISHED:
+        return Verdict(verdict.spec, verdict.findings + attempt.volume_changed(world.used_volume, verdict.spec))
     return verdict
+
+
+def nested_beyond(value: Any, depth: int) -> bool:
+    """Whether mappings and lists lie deeper in each other than that; counted without recursion, which has its own limit."""
+    level = [value]
+    for _ in range(depth + 1):
+        blocks = [part for part in level if isinstance(part, dict | list)]
+        level = [part for block in blocks for part in (block.values() if isinstance(block, dict) else block)]
+    return bool(level)
+
+
+def defect(world: World, error: Exception) -> Plan:
+    """The plan where a pass ran into an error that nobody foresaw: say so, and leave alone what runs."""
+    if world.job.deleting or world.job.stage is Stage.FINISHED:
+        return Plan()
+    draft = Draft(world)
+    words = " ".join(str(error).split())[:500]
+    draft.set(reasons.STATE_ERROR, detail=f"{type(error).__name__}: {words}")
+    return Plan((), draft.patch()[0])
 
 
 def _validated(draft: Draft, verdict: Verdict) -> None:
@@ -127,7 +155,7 @@ def _previous_attempt(world: World, draft: Draft, terms: Terms) -> float | None:
         draft.set(reasons.WAITING_FOR_PODS, attempt=status.attempt, pods=", ".join(left))
         draft.set(reasons.STATE_RESTARTING, detail=f"waiting for attempt {status.attempt} to end")
         return WAIT_SECONDS
-    due = ending.next_start(status, terms.failure_policy)
+    due = ending.next_start(status, terms.failure_policy, world.now)
     if due > world.now:
         draft.set(reasons.BACKING_OFF, attempt=status.attempt + 1, time=format_time(due))
         draft.set(reasons.STATE_RESTARTING, detail=f"attempt {status.attempt + 1} starts at {format_time(due)}")
@@ -142,14 +170,18 @@ def _missing(world: World, draft: Draft, spec: RLJobSpec) -> str:
     if foreign:
         draft.set(reasons.NAME_TAKEN, what=foreign[0])
         return f"waiting for {foreign[0]} to be gone"
-    claim = spec.checkpoint.volume.claim_name
     if world.claim_exists is False:
-        draft.set(reasons.VOLUME_MISSING, claim=claim, namespace=world.job.namespace)
-        return f"PersistentVolumeClaim {claim} does not exist"
+        return _volume_missing(world, draft, spec)
     if world.kuberay_present is False:
         draft.set(reasons.KUBERAY_MISSING)
         return "KubeRay is not installed"
     return ""
+
+
+def _volume_missing(world: World, draft: Draft, spec: RLJobSpec) -> str:
+    claim = spec.checkpoint.volume.claim_name
+    draft.set(reasons.VOLUME_MISSING, claim=claim, namespace=world.job.namespace)
+    return f"PersistentVolumeClaim {claim} does not exist"
 
 
 def _start(world: World, draft: Draft) -> Step:
@@ -173,12 +205,16 @@ def _in_attempt(world: World, draft: Draft, spec: RLJobSpec | None) -> Step:
         failure = attempt.without_cluster(world, draft, terms.deadlines)
         if failure is not None:
             return _failed(world, draft, failure, terms)
-        if world.stranger or spec is None:
+        if spec is None:
+            draft.set(reasons.STATE_INVALID)
+        elif world.claim_exists is False:
+            draft.set(reasons.STATE_PENDING, detail=_volume_missing(world, draft, spec))
+        if world.stranger or spec is None or world.claim_exists is False:
             return Step((), WAIT_SECONDS)
         retry = WAIT_SECONDS if world.refusal else 1.0
         return Step((CreateCluster(ray_cluster(world.job, spec, world.job.status.attempt)),), retry)
     attempt.observe(world, draft, cluster, terms.max_skipped)
-    if attempt.has_succeeded(world):
+    if attempt.has_succeeded(world, cluster):
         ending.succeed(world, draft)
         return _let_go(world, draft, terms.ttl)
     if failure := attempt.find_failure(world, cluster, terms.deadlines):

@@ -16,9 +16,9 @@ from .world import World
 _ORDER = tuple(ConditionType)
 _MESSAGE_LIMIT = 4096
 
-# Fields that a running driver moves all the time; their writes are spaced, the others are written at once.
+# What a running driver or other people's words move all the time; its writes are spaced, the others are written at once.
 _PACED = frozenset({"step", "reward", "validation", "prompts", "rolledBack", "inFlightPrompts", "checkpoint", "lastStepTime"})
-_PACED_MESSAGES = frozenset({ConditionType.PROGRESSING, ConditionType.PROMPTS_SKIPPED, ConditionType.SUCCEEDED})
+_PACED_MESSAGES = frozenset(ConditionType) - {ConditionType.VALIDATED}
 
 
 class Draft:
@@ -76,8 +76,8 @@ class Draft:
             return patch, None
         if world.report is not None and world.report.finished is not None:
             return patch, None
-        remaining = world.status_seconds - (world.now - world.written).total_seconds()
-        return (patch, None) if remaining <= 0 else (None, remaining)
+        age = (world.now - world.written).total_seconds()  # negative after the clock was set back: as good as expired
+        return (None, world.status_seconds - age) if 0 <= age < world.status_seconds else (patch, None)
 
 
 _FIRST: tuple[tuple[Reason, dict[str, object]], ...] = (

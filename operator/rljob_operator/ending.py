@@ -96,10 +96,13 @@ def restarts_so_far(world: World, policy: FailurePolicy) -> int:
     return 0 if progressed else status.restarts
 
 
-def next_start(status: RLJobStatus, policy: FailurePolicy) -> datetime.datetime:
-    """When the next attempt may start: backoffSeconds after the failure, doubled with each restart, capped."""
-    if status.last_failure is None:
-        return datetime.datetime.min.replace(tzinfo=datetime.UTC)
+def next_start(status: RLJobStatus, policy: FailurePolicy, now: datetime.datetime) -> datetime.datetime:
+    """When the next attempt may start: backoffSeconds after the failure, doubled with each restart, capped.
+
+    At once where the failure lies in the future: the clock was set back.
+    """
+    if status.last_failure is None or parse_time(status.last_failure.time) > now:
+        return now
     doublings = min(max(status.restarts - 1, 0), 30)
     seconds = min(policy.backoff_seconds * 2**doublings, policy.max_backoff_seconds)
     return parse_time(status.last_failure.time) + datetime.timedelta(seconds=seconds)

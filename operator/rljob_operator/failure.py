@@ -17,6 +17,7 @@ _LOG_LINES = 12
 _LOG_CHARACTERS = 2000
 _SIGNALLED = 128
 _EVIDENCE_SECONDS = 3.0
+_LAST_REPORT_SECONDS = 30.0
 # Lines around the driver's own: the report for machines, and Ray's words about starting it.
 _NOT_OURS = (
     names.REPORT_LINE_PREFIX,
@@ -50,8 +51,12 @@ def find_failure(world: World, cluster: Cluster, deadlines: Deadlines) -> Failur
 
 def _evidence_may_come(world: World) -> bool:
     """KubeRay deletes an ended pod at once, and the watch that saw how it ended may be a moment late."""
-    since = world.incomplete_since
-    return since is not None and (world.now - since).total_seconds() < _EVIDENCE_SECONDS
+    return _within(world, world.incomplete_since, _EVIDENCE_SECONDS)
+
+
+def _within(world: World, since: datetime.datetime | None, seconds: float) -> bool:
+    """Whether less than that has passed. A moment in the future, after the clock was set back, is long past."""
+    return since is not None and 0 <= (world.now - since).total_seconds() < seconds
 
 
 def _pods_lost(world: World, cluster: Cluster) -> Failure | None:
@@ -89,9 +94,11 @@ def _lives(pod: Pod, cluster: Cluster, members: frozenset[str]) -> bool:
 
 def _evidence(world: World, lost: list[Pod], head: bool) -> tuple[str, str]:
     """Name and last words of the pod that most likely ended the attempt."""
-    gone = [pod for pod in (*world.departed, *lost) if pod.head == head and pod.cluster == world.job.cluster_name]
+    job = world.job
+    ours = [pod for pod in (*world.departed, *lost) if pod.cluster == job.cluster_name and pod.job_uid == job.uid]
+    gone = [pod for pod in ours if pod.head == head]
     gone.sort(key=lambda pod: not pod.last_words)
-    name = gone[0].name if gone else f"of {world.job.cluster_name}"
+    name = gone[0].name if gone else f"of {job.cluster_name}"
     words = gone[0].last_words if gone and gone[0].last_words else world.warning
     return name, f": {words}" if words else ""
 
@@ -108,11 +115,30 @@ def _driver_ended(world: World) -> Failure | None:
             ended = "the driver ended" if code is None else f"the driver ended with exit code {describe_code(code)}"
             detail = ended + (f": {told}" if told else "")
             return Failure("DriverFailed", detail, code, final=not is_restartable(code), logs=_quote(message))
+        case Driver(status="SUCCEEDED", message=message):
+            return _ended_too_early(world, message)
         case Driver(status="STOPPED"):
             return Failure("DriverFailed", "the driver was stopped through Ray by someone else")
         case DriverUnknown() if world.driver_seen or _stepped(world):
             return Failure("DriverLost", f"Ray no longer knows the submission {world.job.submission_id}")
     return None
+
+
+def _ended_too_early(world: World, message: str) -> Failure | None:
+    """Exit code 0 without success: the last report says otherwise, or none came though steps are missing."""
+    report = world.report
+    if report is not None and report.failed is not None:
+        code = report.failed.exit_code
+        detail = (
+            f"Ray reports success, but the driver's last report says exit code {describe_code(code)}: {report.failed.message}"
+        )
+        return Failure("DriverFailed", detail, code, final=not is_restartable(code), logs=_quote(message))
+    if _within(world, world.ended_since, _LAST_REPORT_SECONDS):
+        return None
+    status = world.job.status
+    step, total = (report.step, report.total_steps) if report else (status.step, status.total_steps)
+    detail = f"the driver ended with exit code 0 at step {step} of {total} and left no report that it finished"
+    return Failure("DriverFailed", detail, 0, logs=_quote(message))
 
 
 def describe_code(code: int) -> str:
@@ -141,26 +167,36 @@ def _cluster_refused(world: World, cluster: Cluster) -> Failure | None:
 def _overdue(world: World, cluster: Cluster, deadlines: Deadlines) -> Failure | None:
     if cluster.provisioned is None:
         return provisioning_overdue(world, deadlines, pods_detail(world, cluster))
-    step, now = last_step(world), world.now
+    step = last_step(world)
     if step is None and steps_of_attempt(world.report) <= 0:
-        waited = (now - cluster.provisioned).total_seconds()
+        waited = _waited(world, cluster.provisioned)
         if waited > deadlines.first_step_seconds:
             allowed = f"(firstStepSeconds {deadlines.first_step_seconds})"
             detail = f"no step {waited:.0f} s after all pods were ready {allowed}{_phase(world)}"
             return Failure("FirstStepDeadlineExceeded", detail)
     elif step is not None:
-        waited = (now - step).total_seconds()
+        waited = _waited(world, step)
         if waited > deadlines.stall_seconds:
             detail = f"no step for {waited:.0f} s (stallSeconds {deadlines.stall_seconds}){_phase(world)}"
             return Failure("StallDeadlineExceeded", detail)
     return None
 
 
+def _waited(world: World, since: datetime.datetime) -> float:
+    """Seconds that a deadline may count: a report must have told of them, or this process must have watched them."""
+    watched = world.watched_since or since
+    if since > world.now:  # the clock was set back
+        since = watched
+    told = world.heard is not None and world.heard >= watched
+    return (world.now - (since if told else max(since, watched))).total_seconds()
+
+
 def provisioning_overdue(world: World, deadlines: Deadlines, detail: str) -> Failure | None:
-    """Whether the attempt's pods took too long."""
+    """Whether the attempt's pods took too long: since it began, or since its cluster was made, where that came later."""
     start = world.job.status.attempt_start_time
-    waited = (world.now - parse_time(start)) if start else datetime.timedelta()
-    if waited.total_seconds() <= deadlines.provisioning_seconds:
+    begun = [parse_time(start)] if start else []
+    begun += [world.cluster.created] if world.cluster else []
+    if not begun or (world.now - max(begun)).total_seconds() <= deadlines.provisioning_seconds:
         return None
     words = f"pods were not ready within {deadlines.provisioning_seconds} s (provisioningSeconds)"
     return Failure("ProvisioningDeadlineExceeded", f"{words}{detail}")

@@ -181,6 +181,14 @@ class Kube:
         """A RayCluster, from the server."""
         return await self._get(f"{_RAY}/namespaces/{namespace}/rayclusters/{name}")
 
+    async def list_clusters(self, namespace: str, selector: str) -> Sequence[Object]:
+        """RayClusters by label, from the server; none without KubeRay."""
+        try:
+            answer = await self.request("GET", f"{_RAY}/namespaces/{namespace}/rayclusters", query={"labelSelector": selector})
+        except NotFoundError:
+            return []
+        return list(answer.get("items") or [])
+
     async def create_cluster(self, manifest: Mapping[str, Any]) -> Object:
         """Create; unknown fields are an error instead of being dropped."""
         return await self.request(

@@ -71,9 +71,9 @@ class Ray:
         except ApiUnreachableError as error:
             return Unreachable(str(error))
         if answer.status == 404:
-            # Ray's own 404 names the job; a proxy's or another server's is no answer of Ray.
-            known = "does not exist" in answer.body or submission in answer.body
-            return DriverUnknown() if known else Unreachable(f"404: {answer.body[:200]}")
+            # Only Ray's own words count: the API server's proxy names the Service, and so the submission, in its 404s.
+            unknown = f"Job {submission} does not exist" in answer.body and not _is_status(answer.body)
+            return DriverUnknown() if unknown else Unreachable(f"404: {answer.body[:200]}")
         if answer.status != 200:
             return Unreachable(f"{answer.status}: {answer.body[:200]}")
         return read_driver(answer.body)
@@ -85,7 +85,8 @@ class Ray:
         except ApiUnreachableError as error:
             # The request may have been taken all the same; the next pass asks for the id first.
             raise RayError(str(error)) from error
-        if answer.status == 200 or "already exists" in answer.body:
+        known = f"submission_id {body['submission_id']} already exists" in answer.body and not _is_status(answer.body)
+        if answer.status == 200 or known:
             return
         raise RayError(f"Ray answered {answer.status}: {last_line(answer.body)}")
 
@@ -124,6 +125,15 @@ class Ray:
         return await self._transport(method, namespace, names.head_service(cluster), names.DASHBOARD_PORT, path, body)
 
 
+def _is_status(body: str) -> bool:
+    """Whether it is the API server's answer instead of the one behind its proxy."""
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return False
+    return isinstance(value, dict) and value.get("kind") == "Status"
+
+
 class _Details(BaseModel):
     """The part of Ray's JobDetails that is used."""
 
@@ -138,10 +148,12 @@ def read_driver(body: str) -> Driver | Unreachable:
         details = _Details.model_validate_json(body)
     except ValidationError:
         return Unreachable(f"not what Ray's jobs API answers: {body[:200]}")
-    code = details.driver_exit_code
-    if code is not None and code < 0:  # Python's way to say "killed by this signal"; the shell's fits one byte
+    code, message = details.driver_exit_code, details.message or ""
+    if code is not None and -128 < code < 0:  # Python's way to say "killed by this signal"; the shell's fits one byte
         code = 128 - code
-    return Driver(details.status, code, details.message or "")
+    if code is not None and not 0 <= code <= 255:  # none that a process can have
+        code, message = None, f"{message}\nRay reports exit code {code}"
+    return Driver(details.status, code, message)
 
 
 def read_report(text: str) -> ProgressReport | Unreachable:

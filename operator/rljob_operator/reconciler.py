@@ -7,22 +7,23 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from rljob_api import names
+from rljob_api import names, reasons
 from rljob_api.findings import errors
 from rljob_api.progress import ProgressReport
+from rljob_api.spec import Volume
 
 from .act import Actor, Outcome
 from .api import KubeApi, Object, RayApi
-from .decide import decide, judge_job
-from .plan import Plan
+from .decide import decide, defect, judge_job
 from .settings import Settings
 from .store import Store
 from .times import parse_time
-from .world import Cluster, Driver, DriverUnknown, Job, Key, Pod, Stage, Unreachable, World, read_pod
+from .world import Cluster, Driver, DriverUnknown, Job, Key, Pod, Stage, Unreachable, World, read_cluster, read_pod
 
 log = logging.getLogger("rljob.reconciler")
 
 _EVENT_SECONDS = 10.0
+_GAP_SECONDS = 60.0
 _TELLING = frozenset({"DeletedHeadPod", "DeletedWorkerPod"})
 
 
@@ -34,11 +35,21 @@ class Notes:
     attempt: int
     outcome: Outcome = field(default_factory=Outcome)
     report: ProgressReport | None = None
+    heard: datetime.datetime | None = None
     driver_seen: bool = False
+    ended_since: datetime.datetime | None = None
+    looked: datetime.datetime | None = None
+    watched_since: datetime.datetime | None = None
     incomplete_since: datetime.datetime | None = None
     members: frozenset[str] = frozenset()
     warning: str = ""
     warning_read: datetime.datetime | None = None
+
+    def look(self, now: datetime.datetime, longest_gap: float) -> None:
+        """Note a look at the attempt. After a gap (a new process, one that was halted, a clock set back) the watch is new."""
+        if self.looked is None or not 0 <= (now - self.looked).total_seconds() <= longest_gap:
+            self.watched_since = now
+        self.looked = now
 
 
 def utc_now() -> datetime.datetime:
@@ -70,6 +81,7 @@ class Reconciler:
         self._actor = Actor(kube, ray, store)
         self._notes: dict[Key, Notes] = {}
         self._written: dict[Key, datetime.datetime] = {}
+        self._volumes: dict[Key, tuple[str, Volume]] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass; returns in how many seconds the next is due. Raises ApiError, ApiUnreachableError, RayError."""
@@ -77,28 +89,30 @@ class Reconciler:
         if job is None:
             self._notes.pop(key, None)
             self._written.pop(key, None)
+            self._volumes.pop(key, None)
             return None
         notes = self._notes_of(job)
         world = await self.observe(job, notes)
+        if world.used_volume is not None:
+            self._volumes[key] = job.uid, world.used_volume
         plan = decide(world)
-        self._log(job, plan)
         again = await self._actor.act(world, plan, notes.outcome)
         if plan.status_patch is not None and again is None:
             self._written[key] = world.now
         return plan.requeue_after if again is None else again
+
+    async def tell_defect(self, key: Key, error: Exception) -> None:
+        """Write into the status that this job's pass ran into a defect. Raises what requests raise."""
+        job = self._store.jobs.get(key)
+        if job is not None:
+            world = World(now=self._clock(), job=job)
+            await self._actor.act(world, defect(world, error), Outcome())
 
     def _notes_of(self, job: Job) -> Notes:
         notes = self._notes.get(job.key)
         if notes is None or (notes.uid, notes.attempt) != (job.uid, job.status.attempt):
             notes = self._notes[job.key] = Notes(job.uid, job.status.attempt)
         return notes
-
-    def _log(self, job: Job, plan: Plan) -> None:
-        for action in plan.actions:
-            log.info("%s/%s: %s", job.namespace, job.name, type(action).__name__)
-        for note in plan.events:
-            level = logging.WARNING if note.type == "Warning" else logging.INFO
-            log.log(level, "%s/%s: %s: %s", job.namespace, job.name, note.reason, note.message)
 
     # ---- Observing ----
 
@@ -114,17 +128,40 @@ class Reconciler:
             refusal=notes.outcome.refusal,
             submit_error=notes.outcome.submit_error,
             report=notes.report,
+            heard=notes.heard,
+            ended_since=notes.ended_since,
+            volume=self._remembered_volume(job),
             driver_seen=notes.driver_seen,
             warning=notes.warning,
             written=self._written.get(job.key),
             status_seconds=self._settings.status_seconds,
             poll_seconds=self._settings.poll_seconds,
         )
-        if job.deleting or job.stage is Stage.FINISHED:
+        if job.deleting:
             return world
-        if job.stage is Stage.BETWEEN:
-            return await self._observe_between(world)
-        return await self._observe_attempt(world, notes)
+        match job.stage:
+            case Stage.FINISHED:
+                return await self._observe_finished(world)
+            case Stage.BETWEEN:
+                return await self._observe_between(world)
+            case Stage.ATTEMPT:
+                notes.look(world.now, max(_GAP_SECONDS, 4 * world.poll_seconds))
+                return await self._observe_attempt(replace(world, watched_since=notes.watched_since), notes)
+
+    def _remembered_volume(self, job: Job) -> Volume | None:
+        uid, volume = self._volumes.get(job.key, ("", None))
+        return volume if uid == job.uid else None
+
+    async def _observe_finished(self, world: World) -> World:
+        """Nothing to ask, but where the status says that a cluster is kept and the cache has none: it may be new and empty."""
+        job, name = world.job, world.job.status.ray_cluster_name
+        kept = any(one.reason == reasons.CLUSTER_KEPT.name for one in job.status.conditions)
+        if not kept or not name or any(one.owner_uid == job.uid for one in world.clusters):
+            return world
+        obj = await self._kube.get_cluster(job.namespace, name)
+        if obj is None or stranger(obj, job.uid):
+            return world
+        return replace(world, clusters=(*world.clusters, read_cluster(obj)))
 
     async def _observe_between(self, world: World) -> World:
         job = world.job
@@ -132,15 +169,28 @@ class Reconciler:
         valid = verdict.spec is not None and not errors(verdict.findings)
         if not valid and job.status.attempt == 0:
             return world
-        world = replace(world, pods=await self._pods(job))
-        if verdict.spec is None or not valid:
+        world = replace(world, clusters=await self._clusters(job), pods=await self._pods(job))
+        return await self._observe_claim(world) if valid else world
+
+    async def _observe_claim(self, world: World) -> World:
+        """What has to be there before a cluster is made, where the spec is one to make it from."""
+        verdict = judge_job(world)
+        if verdict.spec is None or errors(verdict.findings):
             return world
         claim = verdict.spec.checkpoint.volume.claim_name
         return replace(
             world,
-            claim_exists=await self._kube.claim_exists(job.namespace, claim),
+            claim_exists=await self._kube.claim_exists(world.job.namespace, claim),
             kuberay_present=await self._kuberay_present(),
         )
+
+    async def _clusters(self, job: Job) -> tuple[Cluster, ...]:
+        """RayClusters from the server, for the same reason as pods; the last attempt's also where its label was taken off."""
+        objects = list(await self._kube.list_clusters(job.namespace, f"{names.LABEL_JOB}={job.name}"))
+        if job.status.attempt and all(obj["metadata"]["name"] != job.cluster_name for obj in objects):
+            last = await self._kube.get_cluster(job.namespace, job.cluster_name)
+            objects += [] if last is None else [last]
+        return tuple(read_cluster(obj) for obj in objects)
 
     async def _kuberay_present(self) -> bool:
         if not self._kuberay and await self._kube.kuberay_present():
@@ -154,17 +204,10 @@ class Reconciler:
         return tuple(read_pod(obj) for obj in objects)
 
     async def _observe_attempt(self, world: World, notes: Notes) -> World:
-        job = world.job
-        if world.cluster is None:
-            obj = await self._kube.get_cluster(job.namespace, job.cluster_name)
-            if obj is None:  # pods without it tell that it was there
-                return replace(world, pods=await self._pods(job))
-            notes.outcome.stranger = stranger(obj, job.uid)
-            if notes.outcome.stranger:
-                return replace(world, stranger=notes.outcome.stranger)
-            self._store.take("rayclusters", obj)
-            world = replace(world, clusters=tuple(self._store.clusters.owned_by(job.key)), stranger="")
-        cluster = world.cluster
+        job, cluster = world.job, world.cluster
+        if cluster is None or (cluster.provisioned is None and notes.watched_since == world.now):
+            world = await self._look_up(world, notes)
+            cluster = world.cluster
         if cluster is None or cluster.deleting:
             return world
         if cluster.provisioned and not _complete(world, cluster):
@@ -180,13 +223,26 @@ class Reconciler:
             return await self._observe_driver(world, cluster, notes)
         return world
 
+    async def _look_up(self, world: World, notes: Notes) -> World:
+        """The attempt's cluster from the server: that there is none, or none with ready pods, is not taken from a cache."""
+        job = world.job
+        obj = await self._kube.get_cluster(job.namespace, job.cluster_name)
+        notes.outcome.stranger = "" if obj is None else stranger(obj, job.uid)
+        others = tuple(one for one in world.clusters if one.name != job.cluster_name)
+        world = replace(world, clusters=others, stranger=notes.outcome.stranger)
+        if obj is None:  # pods without it tell that it was there
+            world = replace(world, pods=await self._pods(job))
+            return world if job.status.ray_cluster_name == job.cluster_name else await self._observe_claim(world)
+        self._store.take("rayclusters", obj)  # passes over one whose label was taken off, so it is read here too
+        return replace(world, clusters=(*others, read_cluster(obj)))
+
     async def _observe_trouble(self, world: World, cluster: Cluster, notes: Notes) -> World:
         """The newest event that tells of trouble, while something is missing; asked for now and then."""
         if _complete(world, cluster):
             return world
-        age = (world.now - cluster.created).total_seconds()
-        recently = notes.warning_read and (world.now - notes.warning_read).total_seconds() < _EVENT_SECONDS
-        if age < _EVENT_SECONDS or (recently and cluster.provisioned is None):
+        young = _is_recent(world, cluster.created, _EVENT_SECONDS)
+        recently = _is_recent(world, notes.warning_read, _EVENT_SECONDS)
+        if young or (recently and cluster.provisioned is None):
             return world
         notes.warning_read = world.now
         notes.warning = newest_warning(await self._kube.events_of(world.job.namespace, cluster.name, "RayCluster"))
@@ -199,9 +255,11 @@ class Reconciler:
         if isinstance(driver, (DriverUnknown, Unreachable)):
             return world
         notes.driver_seen = True
+        if driver.ended and notes.ended_since is None:
+            notes.ended_since = world.now
         if driver.status != "PENDING":
             await self._observe_report(world, cluster, driver, notes)
-        return replace(world, report=notes.report, driver_seen=True)
+        return replace(world, report=notes.report, heard=notes.heard, driver_seen=True, ended_since=notes.ended_since)
 
     async def _observe_report(self, world: World, cluster: Cluster, driver: Driver, notes: Notes) -> None:
         job = world.job
@@ -215,9 +273,14 @@ class Reconciler:
         if isinstance(report, Unreachable):
             log.debug("%s/%s: no report: %s", job.namespace, job.name, report.detail)
         elif (report.uid, report.attempt) == (job.uid, job.status.attempt):
-            notes.report = report
+            notes.report, notes.heard = report, world.now
         else:
             log.warning("%s/%s: a report of uid %s, attempt %s is passed over", *job.key, report.uid, report.attempt)
+
+
+def _is_recent(world: World, moment: datetime.datetime | None, seconds: float) -> bool:
+    """Whether it is less than that ago; never a moment in the future, which a clock that was set back leaves behind."""
+    return moment is not None and 0 <= (world.now - moment).total_seconds() < seconds
 
 
 def _is_final(report: ProgressReport | Unreachable) -> bool:

@@ -159,6 +159,8 @@ def _pod(
     based = lay_under(_POD_DEFAULTS, {**template, "spec": inner}, path)
     merged: dict[str, Any] = lay_under(based, ours, path)
     named = [_checked(one, f"{path}.spec.containers[{index}]", Mapping) for index, one in enumerate(theirs)]
+    for index, one in enumerate(named):
+        _checked(one.get("name", ""), f"{path}.spec.containers[{index}].name", str)
     under = next((dict(one) for one in named if one.get("name") == names.CONTAINER), {})
     container = _container(spec, resources, gpus, head, under)
     merged["spec"]["containers"] = [container, *(dict(one) for one in named if one.get("name") != names.CONTAINER)]
@@ -227,12 +229,14 @@ def _join(under: list[Any], over: list[Any], key: str | None, path: str) -> list
         return [*under, *(item for item in over if item not in under)]
     ours = {item[key]: item for item in over}
     below = [_checked(item, f"{path}[{index}]", Mapping) for index, item in enumerate(under)]
+    for index, item in enumerate(below):
+        _checked(item.get(key, ""), f"{path}[{index}].{key}", str)
     merged = [ours.pop(item.get(key), item) for item in below]
     return [*merged, *(item for item in over if item[key] in ours)]
 
 
 def _checked(value: Any, path: str, kind: type) -> Any:
     if not isinstance(value, kind):
-        wanted = "a list" if kind is list else "a mapping"
+        wanted = "a list" if kind is list else "a string" if kind is str else "a mapping"
         raise TemplateError(f"{path}: must be {wanted}; found {value!r:.80}")
     return value

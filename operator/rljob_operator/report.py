@@ -29,24 +29,17 @@ def steps_of_attempt(report: ProgressReport | None) -> int:
 
 
 def last_step(world: World) -> datetime.datetime | None:
-    """When this attempt's last step was seen; None before its first.
+    """When this attempt's last step was seen, by this clock; None before its first.
 
-    The report's own time is taken only within what this clock has seen: a pod's clock may be wrong.
+    The report's own time is never used: a pod's clock may be wrong by more than a deadline. A step that grew was just done.
     """
     status, report = world.job.status, world.report
     start = parse_time(status.attempt_start_time) if status.attempt_start_time else world.now
     known = parse_time(status.last_step_time) if status.last_step_time else None
-    if known is not None and known < start:
-        known = None
+    known = None if known is None or known < start else min(known, world.now)
     if report is None or steps_of_attempt(report) <= 0 or (known is not None and report.step == status.step):
         return known
-    told = world.now
-    if report.last_step_time is not None:
-        try:
-            told = parse_time(report.last_step_time)
-        except ValueError:
-            told = world.now
-    return min(max(told, known or start), world.now)
+    return world.now
 
 
 def take_report(world: World, draft: Draft, max_skipped: int) -> None:

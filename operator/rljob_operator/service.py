@@ -19,6 +19,7 @@ from .settings import API_SERVER_PROXY, DIRECT, Settings
 from .shell import watch
 from .store import Store
 from .workqueue import WorkQueue
+from .world import Key
 
 log = logging.getLogger("rljob.operator")
 
@@ -125,12 +126,23 @@ class Service:
             except (ApiError, ApiUnreachableError, RayError) as error:
                 delay = self.queue.failed(key)
                 log.warning("%s/%s: %s; again in %.1f s", *key, error, delay)
-            except Exception:
+            except Exception as error:
                 # A defect in one job's pass must not end the others'; it is logged whole and tried again ever more slowly.
+                log.exception("%s/%s: unexpected error", *key)
+                await self._tell_defect(key, error)
                 delay = self.queue.failed(key)
-                log.exception("%s/%s: unexpected error; again in %.1f s", *key, delay)
+                log.warning("%s/%s: again in %.1f s", *key, delay)
             else:
                 self.queue.done(key, again)
+
+    async def _tell_defect(self, key: Key, error: Exception) -> None:
+        """The log is the operator's; the job's owner sees the status only."""
+        try:
+            await self._reconciler.tell_defect(key, error)
+        except (ApiError, ApiUnreachableError) as problem:
+            log.warning("%s/%s: the error is not in the status: %s", *key, problem)
+        except Exception:
+            log.exception("%s/%s: the error is not in the status", *key)
 
     async def _resync_forever(self) -> None:
         delay = self._settings.resync_seconds

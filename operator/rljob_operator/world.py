@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from rljob_api import names
 from rljob_api.exitcodes import ExitCode
 from rljob_api.progress import ProgressReport
-from rljob_api.spec import RLJobSpec
+from rljob_api.spec import RLJobSpec, Volume
 from rljob_api.status import RLJobStatus
 
 from .times import parse_time
@@ -166,6 +166,14 @@ class World:
     """The newest report of this attempt, possibly from an earlier pass."""
     driver_seen: bool = False
     """Whether Ray has known the attempt's submission in an earlier pass."""
+    watched_since: datetime.datetime | None = None
+    """Since when this process has looked at the attempt without a gap: what it did not watch proves nothing."""
+    heard: datetime.datetime | None = None
+    """When this process read `report`."""
+    ended_since: datetime.datetime | None = None
+    """Since when this process has seen that the driver ended; None where that is long enough."""
+    volume: Volume | None = None
+    """Where the job's attempts write, as this process remembers it."""
     submit_error: str = ""
     """How the last try to submit the driver went wrong."""
     warning: str = ""
@@ -183,9 +191,15 @@ class World:
         name = self.job.cluster_name
         return next((one for one in self.clusters if one.name == name and one.owner_uid == self.job.uid), None)
 
+    @property
+    def used_volume(self) -> Volume | None:
+        """Where the job's attempts write: its clusters carry the spec that they were started with."""
+        ours = (one.spec for one in self.clusters if one.owner_uid == self.job.uid)
+        return next((spec.checkpoint.volume for spec in ours if spec is not None), self.volume)
+
     def pods_of(self, cluster: str) -> list[Pod]:
-        """Pods that belong to one cluster."""
-        return [pod for pod in self.pods if pod.cluster == cluster]
+        """Pods of this job that belong to one cluster; those of a deleted namesake may bear the same names."""
+        return [pod for pod in self.pods if pod.cluster == cluster and pod.job_uid == self.job.uid]
 
 
 @dataclass(frozen=True)
@@ -252,7 +266,7 @@ def read_cluster(obj: Mapping[str, Any]) -> Cluster:
 def _attempt_spec(text: str | None) -> RLJobSpec | None:
     try:
         return None if text is None else RLJobSpec.model_validate(json.loads(text))
-    except ValueError:  # somebody edited it, or another version wrote it: the job's own spec is used
+    except (ValueError, RecursionError):  # somebody edited it, or another version wrote it: the job's own spec is used
         return None
 
 

@@ -151,6 +151,12 @@ class FakeCluster:
         self._request()
         return copy.deepcopy(self.clusters.get(name))
 
+    async def list_clusters(self, namespace: str, selector: str) -> Sequence[Object]:
+        self._request()
+        label, _, value = selector.partition("=")
+        found = [one for one in self.clusters.values() if one["metadata"]["labels"].get(label) == value]
+        return copy.deepcopy(found)
+
     async def create_cluster(self, manifest: Mapping[str, Any]) -> Object:
         self._request()
         if self.refuse_create is not None:

@@ -339,7 +339,8 @@ def test_success_keeps_the_last_report_and_lets_the_cluster_go() -> None:
 
 
 def test_success_without_a_last_report_says_that_it_is_missing() -> None:
-    _, conditions = outcome(training(driver=Driver("SUCCEEDED", 0), report=None))
+    status = running(step=500, lastStepTime=stamp(50))
+    _, conditions = outcome(training(job=job(status), driver=Driver("SUCCEEDED", 0), report=None))
     assert conditions["Succeeded"][:2] == ("True", "Completed")
     assert "last report was not received" in conditions["Succeeded"][2]
 

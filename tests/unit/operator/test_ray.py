@@ -34,6 +34,15 @@ async def refused(*_: Any, **__: Any) -> HttpAnswer:
     raise ApiUnreachableError("connection refused")
 
 
+SUBMISSION = {"submission_id": "copy-1"}
+STATUS = {
+    "kind": "Status",
+    "status": "Failure",
+    "message": 'services "copy-1-head-svc" not found',
+    "reason": "NotFound",
+    "details": {"name": "copy-1-head-svc", "kind": "services"},
+    "code": 404,
+}
 DETAILS = {"status": "FAILED", "driver_exit_code": 13, "message": "last lines", "entrypoint": "x", "type": "SUBMISSION"}
 
 
@@ -44,6 +53,17 @@ DETAILS = {"status": "FAILED", "driver_exit_code": 13, "message": "last lines", 
         (200, json.dumps({"status": "RUNNING", "driver_exit_code": None, "message": None}), Driver("RUNNING")),
         (200, json.dumps({"status": "FAILED", "driver_exit_code": -9, "message": "m"}), Driver("FAILED", 137, "m")),
         (404, "Job copy-1 does not exist", DriverUnknown()),
+        (200, json.dumps({"status": "FAILED", "driver_exit_code": -127, "message": "m"}), Driver("FAILED", 255, "m")),
+        (
+            200,
+            json.dumps({"status": "FAILED", "driver_exit_code": -200, "message": "m"}),
+            Driver("FAILED", None, "m\nRay reports exit code -200"),
+        ),
+        (
+            200,
+            json.dumps({"status": "FAILED", "driver_exit_code": 3221225477, "message": "m"}),
+            Driver("FAILED", None, "m\nRay reports exit code 3221225477"),
+        ),
     ],
 )
 async def test_what_ray_knows_of_a_driver(status: int, body: str, answer: Any) -> None:
@@ -54,7 +74,17 @@ async def test_what_ray_knows_of_a_driver(status: int, body: str, answer: Any) -
 
 @pytest.mark.parametrize(
     ("status", "body"),
-    [(404, "404 page not found"), (503, "no endpoints available"), (200, "<html>"), (200, "[]"), (401, "no token")],
+    [
+        (404, json.dumps(STATUS)),
+        (404, json.dumps(STATUS | {"message": "Job copy-1 does not exist"})),
+        (404, 'services "copy-1-head-svc" does not exist'),
+        (404, "Job copy-12 does not exist"),
+        (404, "404 page not found"),
+        (503, "no endpoints available"),
+        (200, "<html>"),
+        (200, "[]"),
+        (401, "no token"),
+    ],
 )
 async def test_what_is_no_answer_of_ray_never_looks_like_an_unknown_driver(status: int, body: str) -> None:
     assert isinstance(await Ray(Canned(status, body)).driver("ns", "copy-1", "copy-1"), Unreachable)
@@ -71,7 +101,7 @@ async def test_no_connection_is_unreachable() -> None:
 
 async def test_a_submission_that_exists_is_a_success() -> None:
     traceback = "Traceback (most recent call last):\n ...\nValueError: Job with submission_id copy-1 already exists."
-    await Ray(Canned(500, traceback)).submit("ns", "c", {})
+    await Ray(Canned(500, traceback)).submit("ns", "c", SUBMISSION)
 
 
 async def test_a_refused_submission_names_the_last_line() -> None:
@@ -80,7 +110,19 @@ async def test_a_refused_submission_names_the_last_line() -> None:
     ):
         await Ray(
             Canned(500, "Traceback\n  File x\nException: No available agent to submit job, please try again later.\n")
-        ).submit("ns", "c", {})
+        ).submit("ns", "c", SUBMISSION)
+
+
+@pytest.mark.parametrize("name", ["copy-1", "copy-12"])
+async def test_only_rays_word_about_this_submission_makes_a_refused_one_a_success(name: str) -> None:
+    of_the_proxy = STATUS | {"message": f"submission_id {name} already exists"}
+    for body in (
+        json.dumps(of_the_proxy),
+        'services "copy-1-head-svc" already exists',
+        "Job with submission_id copy-7 already exists",
+    ):
+        with pytest.raises(RayError):
+            await Ray(Canned(500, body)).submit("ns", "c", {"submission_id": name})
 
 
 async def test_a_report_of_another_version_is_named_not_half_read() -> None:

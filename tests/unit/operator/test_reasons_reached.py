@@ -6,9 +6,25 @@ from typing import Any
 
 from rljob_api.progress import PromptCounts
 from rljob_api.reasons import REASONS, ConditionType
+from rljob_operator.decide import defect
 from rljob_operator.world import Driver, Refusal, Unreachable, World
 
-from .builders import FINISHED, UNKNOWN, cluster, failed, job, outcome, pod, report, running, spec, stamp, training, world
+from .builders import (
+    FINISHED,
+    UNKNOWN,
+    apply,
+    cluster,
+    failed,
+    job,
+    outcome,
+    pod,
+    report,
+    running,
+    spec,
+    stamp,
+    training,
+    world,
+)
 
 COUNTED = {"attempt": 1, "attemptStartTime": stamp(0)}
 SKIPPED = PromptCounts(handed_out=9, trained=8, skipped=1, skipped_by={"BadRow": [3]})
@@ -36,8 +52,8 @@ MOMENTS = [
     training(report=report(1, prompts=SKIPPED)),
     training(job=job(running(), spec(prompts={"maxSkipped": 1})), report=report(1, prompts=SKIPPED)),
     training(**DONE, report=report(500, finished=FINISHED)),
-    training(**DONE, report=None),
-    training(job=job(running(), spec(ttlSecondsAfterFinished=9)), **DONE),
+    training(**DONE, step=500),
+    training(job=job(running(), spec(ttlSecondsAfterFinished=9)), **DONE, step=500),
     training(driver=Driver("FAILED", 73)),
     world(60, failed(), clusters=(), pods=(pod(),)),
     world(1, failed(), clusters=(), pods=()),
@@ -49,12 +65,17 @@ MOMENTS = [
     training(pods=(pod(),)),
     last(seconds=9999, report=None, clusters=(cluster(provisioned=None),)),
     last(seconds=9999, report=None),
-    last(seconds=9999, report=report(5, last_step_time=stamp(60))),
+    last(
+        seconds=9999,
+        job=job(running(step=5, lastStepTime=stamp(60)), spec(failurePolicy={"maxRestarts": 0})),
+        report=report(5),
+    ),
 ]
 
 
 def test_every_reason_is_reached() -> None:
     reached = {(type_, reason) for moment in MOMENTS for type_, (_, reason, _) in outcome(moment)[1].items()}
+    reached |= {(one.type, one.reason) for one in apply(defect(training(), ValueError("x")), training()).conditions}
     # The other findings of `judge` come the same way as GenerationLayoutMismatch.
     judged = {(type_.value, name) for type_, name in REASONS if type_ is ConditionType.VALIDATED}
     assert sorted({(type_.value, name) for type_, name in REASONS} - judged - reached) == []

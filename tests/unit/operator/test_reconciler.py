@@ -280,6 +280,9 @@ MOVES = [
     "swallow",
     "edit",
     "drop cluster",
+    "restart before clusters are listed",
+    "strip label",
+    "clock back",
 ]
 
 
@@ -343,6 +346,15 @@ async def _move(move: str, kube: FakeCluster, ray: FakeRay, operator: Operator) 
             ray.swallow_answers = 1
         case "edit":
             kube.edit("copy", kube.jobs["copy"]["spec"])
+        case "restart before clusters are listed":
+            operator.restart()
+            for one in kube.clusters:
+                operator.store.clusters.drop(("default", one))
+        case "strip label" if name is not None:
+            kube.clusters[name]["metadata"]["labels"] = {}
+            kube._touch(kube.clusters[name])
+        case "clock back":
+            later(kube, -45)
         case "drop cluster" if name is not None:
             del kube.clusters[name]
 
