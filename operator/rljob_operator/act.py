@@ -1,4 +1,4 @@
-"""Carrying out a plan: the status first, then the actions, then the events."""
+"""Carrying out a plan: the status first, then the actions; each event once what it tells of is a fact."""
 
 from __future__ import annotations
 

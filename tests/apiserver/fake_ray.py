@@ -51,7 +51,7 @@ class FakeRay:
         body = await request.json()
         self.posts.append(body)
         if body["submission_id"] in self.drivers:
-            return web.Response(status=500, text="Traceback\nValueError: Job with submission_id already exists")
+            return web.Response(status=500, text=f"ValueError: Job with submission_id {body['submission_id']} already exists.")
         self.drivers[body["submission_id"]] = {"status": "RUNNING", "driver_exit_code": None, "message": ""}
         return web.json_response({"submission_id": body["submission_id"]})
 

@@ -245,6 +245,7 @@ async def test_the_charts_role_is_enough(space: Space, spec: dict[str, Any]) -> 
     kubeconfig = await account(space, chart_rules(space.name, space.environment))
     space.start_operator(KUBECONFIG=kubeconfig)
     await start_training(space, spec)
+    space.ray.reports["copy-1"] = await report(space, 500)
     space.ray.end("copy-1", "SUCCEEDED", 0)
     await space.condition("Succeeded", "Completed")
     assert "Forbidden" not in space.logs()
