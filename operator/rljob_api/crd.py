@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from . import names
+from .cel import root_validations, spec_validations
 from .spec import RLJobSpec
 from .status import RLJobStatus
 
@@ -143,6 +144,7 @@ def model_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 def custom_resource_definition() -> dict[str, Any]:
     """The whole CRD object."""
+    spec = {**model_schema(RLJobSpec), "x-kubernetes-validations": spec_validations()}
     schema = {
         "type": "object",
         "description": "RLJob is one async RL post-training run of a language model.",
@@ -151,9 +153,10 @@ def custom_resource_definition() -> dict[str, Any]:
             "apiVersion": {"type": "string", "description": f"{names.API_VERSION}"},
             "kind": {"type": "string", "description": names.KIND},
             "metadata": {"type": "object"},
-            "spec": model_schema(RLJobSpec),
+            "spec": spec,
             "status": model_schema(RLJobStatus),
         },
+        "x-kubernetes-validations": root_validations(),
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
