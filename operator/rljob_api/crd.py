@@ -152,7 +152,8 @@ def custom_resource_definition() -> dict[str, Any]:
         "properties": {
             "apiVersion": {"type": "string", "description": f"{names.API_VERSION}"},
             "kind": {"type": "string", "description": names.KIND},
-            "metadata": {"type": "object"},
+            # Any name that Kubernetes takes: the length bounds the estimated cost of the rule on it.
+            "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}},
             "spec": spec,
             "status": model_schema(RLJobStatus),
         },

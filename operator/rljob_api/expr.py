@@ -267,29 +267,6 @@ class _Size(Expr):
         return self.inner.paths()
 
 
-@dataclass(frozen=True, eq=False)
-class _Given(Expr):
-    """The names of those fields that are set, joined by `and`; `none` where none is."""
-
-    parent: str
-    names: tuple[str, ...]
-
-    def cel(self) -> str:
-        text = "'none'"
-        for name in reversed(self.names):
-            text = f"(has(self.{self.parent}.{name}) ? '{name}' : {text})"
-        if len(self.names) == 1:
-            return text
-        lists = " + ".join(f"(has(self.{self.parent}.{name}) ? ['{name}'] : [])" for name in self.names)
-        return f"({count(self.parent, self.names).cel()} > 1 ? ({lists}).join(' and ') : {text})"
-
-    def value(self, spec: Mapping[str, Any]) -> Value:
-        return " and ".join(name for name in self.names if has(f"{self.parent}.{name}").value(spec)) or "none"
-
-    def paths(self) -> frozenset[str]:
-        return frozenset(f"{self.parent}.{name}" for name in self.names)
-
-
 def lift(operand: Operand) -> Expr:
     """A literal as an expression; an expression as it is."""
     return operand if isinstance(operand, Expr) else _Literal(operand)
@@ -329,9 +306,19 @@ def count(parent: str, names: Iterable[str]) -> Expr:
     return total if total is not None else lift(0)
 
 
-def given(parent: str, names: tuple[str, ...]) -> Expr:
-    """The names of those fields of a block that are set, for messages."""
-    return _Given(parent, names)
+def given(parent: str, names: tuple[str, ...]) -> dict[str, Expr]:
+    """Parts of a message, in order, that together say which of those fields are set: ` a and b`, or ` none`.
+
+    Parts, because the cost estimate of the API server takes joined strings as unbounded.
+    """
+    parts: dict[str, Expr] = {}
+    earlier: Expr = lift(False)
+    for name in names:
+        here = has(f"{parent}.{name}")
+        parts[f"given_{name}"] = when(here, when(earlier, f" and {name}", f" {name}"), "")
+        earlier = earlier | here
+    parts["given_none"] = when(earlier, "", " none")
+    return parts
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def padded_vocabulary(size: int, tensor: int) -> int:
 
 
 def stage_patterns(shape: Shape, stages: int) -> list[str]:
-    """Layer symbols (Megatron's hybrid pattern) of each pipeline stage: `*` attention, `-` feed-forward, `E` experts, `M` Mamba.
+    """Layer symbols of each pipeline stage as Megatron writes them: `*` attention, `-` feed-forward, `E` experts, `M` Mamba.
 
     A decoder without a pattern is cut between whole blocks. Raises ValueError where the layers can't be shared out evenly.
     """

@@ -58,7 +58,10 @@ INVALID = {
         ("WorldSizeMismatch", "The number of ranks is not divisible by the product of the parallel sizes."),
         ("GenerationLayoutMismatch", "Generation's parallel sizes differ from training's."),
         ("BatchSizeMismatch", "Answers per step are not divisible by microBatchSize x data-parallel size."),
-        ("SequenceParallelInvalid", "Sequence parallelism without tensor parallelism, or experts under tensor parallelism without it."),
+        (
+            "SequenceParallelInvalid",
+            "Sequence parallelism without tensor parallelism, or experts under tensor parallelism without it.",
+        ),
         ("PipelineInvalid", "Layers can't be shared out over the pipeline stages, or generation can't use such stages."),
         ("ContextParallelInvalid", "Context parallelism with a backend or layers that lack it."),
         ("ModelShapeInvalid", "The model's sizes do not fit together or do not fit the layout."),

@@ -1,4 +1,5 @@
-"""What a rule is: a stable id, a reason, and clauses that each say what must hold, where, and what to tell whoever breaks it."""
+"""What a rule is: a stable id, a reason, and clauses that each say what must hold, where, and what to tell whoever breaks
+it."""
 
 from __future__ import annotations
 

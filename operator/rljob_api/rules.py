@@ -40,7 +40,8 @@ ACCESS_RULE = Rule(
     "access-mode",
     "AccessModeInvalid",
     "error",
-    "The head and every worker mount the claim: ReadWriteOncePod allows one pod, ReadWriteOnce one node. The operator looks it up.",
+    "The head and every worker mount the claim: ReadWriteOncePod allows one pod, ReadWriteOnce one node. The operator "
+    "looks it up.",
     reads=frozenset({"spec.checkpoint.volume.claimName", "spec.trainer.nodes"}),
     deviation="Not Megatron's subject.",
 )
@@ -71,6 +72,8 @@ def check_access(spec: RLJobSpec, modes: Iterable[str]) -> list[Finding]:
     if "ReadWriteOnce" not in allowed:
         problem = f"{claim} allows {' and '.join(sorted(allowed))}, and head and workers write to it; ReadWriteMany would do"
     elif nodes > 1:
-        problem = f"{claim} is ReadWriteOnce, and trainer.nodes {nodes} pods on as many nodes write to it; ReadWriteMany would do"
+        problem = (
+            f"{claim} is ReadWriteOnce, and trainer.nodes {nodes} pods on as many nodes write to it; ReadWriteMany would do"
+        )
     path = "spec.checkpoint.volume.claimName"
     return [Finding(ACCESS_RULE.id, ACCESS_RULE.reason, ACCESS_RULE.severity, path, problem)] if problem else []

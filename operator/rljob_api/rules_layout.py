@@ -19,7 +19,8 @@ def _same_layout(name: str, training: Expr) -> Clause:
     return clause(
         path,
         ~has(path) | field(path).eq(training),
-        f"{{ours}} differs from training's spec.parallelism.{name} {{theirs}}; generation runs on training's weights and process "
+        f"{{ours}} differs from training's spec.parallelism.{name} {{theirs}}; generation runs on training's weights "
+        f"and process "
         "groups, so set it to {theirs} or leave it out",
         ours=field(path),
         theirs=training,
@@ -31,7 +32,8 @@ LAYOUT_RULES: tuple[Rule, ...] = (
         "world-size",
         "WorldSizeMismatch",
         "error",
-        "All ranks are split into copies of the model: nodes x ranks per node must be divisible by tensor x pipeline x context.",
+        "All ranks are split into copies of the model: nodes x ranks per node must be divisible by tensor x pipeline x "
+        "context.",
         (
             clause(
                 "parallelism",
@@ -51,7 +53,8 @@ LAYOUT_RULES: tuple[Rule, ...] = (
         "expert-world-size",
         "WorldSizeMismatch",
         "error",
-        "Experts have a grid of their own over the same ranks: nodes x ranks per node must be divisible by expert x expertTensor x "
+        "Experts have a grid of their own over the same ranks: nodes x ranks per node must be divisible by expert x "
+        "expertTensor x "
         "pipeline. expertTensor unset means tensor.",
         (
             clause(
@@ -91,7 +94,8 @@ LAYOUT_RULES: tuple[Rule, ...] = (
             clause(
                 "algorithm.grpo.microBatchSize",
                 ~s.MODEL_RANKS.divides(s.WORLD) | (s.MICRO_BATCH * s.DATA).divides(s.STEP_ANSWERS),
-                "promptsPerStep {prompts} x generationsPerPrompt {answers} = {total} answers are not divisible by microBatchSize "
+                "promptsPerStep {prompts} x generationsPerPrompt {answers} = {total} answers are not divisible by "
+                "microBatchSize "
                 "{micro} x data-parallel size {data} = {product}",
                 prompts=s.PROMPTS,
                 answers=s.ANSWERS,
@@ -117,8 +121,9 @@ LAYOUT_RULES: tuple[Rule, ...] = (
             ),
             clause(
                 "parallelism.sequence",
-                s.SEQUENCE | ~(s.TENSOR > 1) | ~s.MOE,
-                "false does not go with model.shape.experts {experts} and parallelism.tensor {tensor}: Megatron trains experts under "
+                s.SEQUENCE | ~(s.TENSOR > 1) | ~s.EXPERT_LAYERS,
+                "false does not go with model.shape.experts {experts} and parallelism.tensor {tensor}: Megatron trains "
+                "experts under "
                 "tensor parallelism only with sequence parallelism; set it to true",
                 experts=s.EXPERTS,
                 tensor=s.TENSOR,
@@ -134,7 +139,8 @@ LAYOUT_RULES: tuple[Rule, ...] = (
             clause(
                 "parallelism.virtualPipeline",
                 s.VIRTUAL.eq(1),
-                "{virtual} model chunks in each of {pipeline} pipeline stages cannot generate: Megatron's inference takes one chunk "
+                "{virtual} model chunks in each of {pipeline} pipeline stages cannot generate: Megatron's inference "
+                "takes one chunk "
                 "per stage, and the model is shared with training; set it to 1",
                 virtual=s.VIRTUAL,
                 pipeline=s.PIPELINE,
@@ -150,7 +156,8 @@ LAYOUT_RULES: tuple[Rule, ...] = (
             clause(
                 "parallelism.context",
                 s.CONTEXT.eq(1) | s.TRANSFORMER_ENGINE,
-                "{context} needs model.transformer TransformerEngine: the {transformer} attention does not split the sequence; set "
+                "{context} needs model.transformer TransformerEngine: the {transformer} attention does not split the "
+                "sequence; set "
                 "it to 1",
                 context=s.CONTEXT,
                 transformer=field("model.transformer"),
@@ -188,7 +195,8 @@ LAYOUT_RULES: tuple[Rule, ...] = (
             clause(
                 "parallelism.tensor",
                 s.TENSOR.divides(s.RANKS) | s.NODES.eq(1),
-                "{tensor} ranks of one tensor-parallel group do not fit into nodes of trainer.{per_node} {ranks}: every layer would "
+                "{tensor} ranks of one tensor-parallel group do not fit into nodes of trainer.{per_node} {ranks}: "
+                "every layer would "
                 "communicate between nodes; a divisor of {ranks} keeps it inside",
                 tensor=s.TENSOR,
                 ranks=s.RANKS,

@@ -22,7 +22,8 @@ def _stages_without_attention(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
         if "M" in pattern and "*" not in pattern:
             yield (
                 "spec.parallelism.pipeline",
-                f"stage {number} of {stages} gets the layers {pattern} of model.shape.hybridPattern: none is attention (*), and the "
+                f"stage {number} of {stages} gets the layers {pattern} of model.shape.hybridPattern: none is attention "
+                f"(*), and the "
                 "engine keeps its cache by attention layers; fewer stages would do",
             )
             return
@@ -30,10 +31,10 @@ def _stages_without_attention(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
 
 MODEL_RULES: tuple[Rule, ...] = (
     Rule(
-        "model-shape",
+        "head-size",
         "ModelShapeInvalid",
         "error",
-        "Attention heads are shared out evenly: over the hidden size, over query groups and over tensor-parallel ranks.",
+        "A head is hiddenSize / attentionHeads wide, where no config.json says otherwise: a whole, even number.",
         (
             clause(
                 "model.shape.hiddenSize",
@@ -51,6 +52,16 @@ MODEL_RULES: tuple[Rule, ...] = (
                 heads=s.HEADS,
                 size=s.HEAD_SIZE,
             ),
+        ),
+        deviation="Megatron rounds hiddenSize / attentionHeads down without a word; here a model of another size than the one "
+        "that was written down is refused.",
+    ),
+    Rule(
+        "model-shape",
+        "ModelShapeInvalid",
+        "error",
+        "Attention heads are shared out evenly over query groups, and both over tensor-parallel ranks.",
+        (
             clause(
                 "model.shape.queryGroups",
                 s.UNKNOWN | s.GROUPS.divides(s.HEADS),
@@ -74,11 +85,9 @@ MODEL_RULES: tuple[Rule, ...] = (
             ),
             clause(
                 "parallelism.tensor",
-                s.UNKNOWN
-                | ~s.OWN
-                | ~s.TENSOR.divides(s.HEADS)
-                | s.TENSOR.divides(s.HEAD_SIZE * (s.HEADS + s.GROUPS * 2)),
-                "queries, keys and values are {total} wide (model.shape: attentionHeads {heads} + 2 x queryGroups {groups}, times {size}"
+                s.UNKNOWN | ~s.OWN | ~s.TENSOR.divides(s.HEADS) | s.TENSOR.divides(s.HEAD_SIZE * (s.HEADS + s.GROUPS * 2)),
+                "queries, keys and values are {total} wide (model.shape: attentionHeads {heads} + 2 x queryGroups "
+                "{groups}, times {size}"
                 " each), which is not divisible by tensor {tensor}",
                 total=s.HEAD_SIZE * (s.HEADS + s.GROUPS * 2),
                 heads=s.HEADS,
@@ -87,8 +96,6 @@ MODEL_RULES: tuple[Rule, ...] = (
                 tensor=s.TENSOR,
             ),
         ),
-        deviation="Megatron rounds hiddenSize / attentionHeads down without a word; a model of another size than the one written "
-        "down is refused here.",
     ),
     Rule(
         "pipeline-layers",
@@ -111,7 +118,8 @@ MODEL_RULES: tuple[Rule, ...] = (
         "feed-forward",
         "ModelShapeInvalid",
         "error",
-        "The feed-forward's inner width is split over the tensor-parallel ranks, an expert's over the expert-tensor-parallel ones.",
+        "The feed-forward's inner width is split over the tensor-parallel ranks, an expert's over the "
+        "expert-tensor-parallel ones.",
         (
             clause(
                 "parallelism.tensor",
@@ -150,7 +158,7 @@ MODEL_RULES: tuple[Rule, ...] = (
             ),
             clause(
                 "model.shape.topK",
-                ~s.MOE | ~s.TOP_K | (field("model.shape.topK") <= s.EXPERTS),
+                ~s.EXPERT_LAYERS | ~s.TOP_K | (field("model.shape.topK") <= s.EXPERTS),
                 "{top_k} is more than experts {experts}",
                 top_k=field("model.shape.topK"),
                 experts=s.EXPERTS,
@@ -196,14 +204,16 @@ MODEL_RULES: tuple[Rule, ...] = (
             clause(
                 "trainer.gpusPerNode",
                 ~s.MAMBA | (s.GPUS > 0),
-                "{gpus} means CPU ranks, and Mamba layers (M in model.shape.hybridPattern) generate with GPU kernels only; set it to "
+                "{gpus} means CPU ranks, and Mamba layers (M in model.shape.hybridPattern) generate with GPU kernels "
+                "only; set it to "
                 "the GPUs of a node",
                 gpus=s.GPUS,
             ),
             clause(
                 "model.shape.hiddenSize",
                 ~s.MAMBA | ~s.OWN | lift(s.MAMBA_WIDTH).divides(s.HIDDEN),
-                "{hidden} is not divisible by {width}: Mamba layers of this size have hiddenSize / 32 heads of 64 in {groups} groups",
+                "{hidden} is not divisible by {width}: Mamba layers of this size have hiddenSize / 32 heads of 64 in "
+                "{groups} groups",
                 hidden=s.HIDDEN,
                 width=lift(s.MAMBA_WIDTH),
                 groups=lift(s.MAMBA_GROUPS),

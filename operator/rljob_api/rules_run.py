@@ -10,7 +10,9 @@ from .rule import Clause, Rule, clause
 
 def _one_of(parent: str, *names: str) -> Clause:
     wanted = f"exactly one of {', '.join(names)}" if len(names) > 1 else names[0]
-    return clause(parent, count(parent, names).eq(1), f"needs {wanted}; found {{found}}", found=given(parent, names))
+    found = given(parent, names)
+    text = f"needs {wanted}; found" + "".join(f"{{{part}}}" for part in found)
+    return clause(parent, count(parent, names).eq(1), text, **found)
 
 
 def _dual(path: str, require: Expr, message: str, /, **values: Expr) -> Clause:
@@ -73,13 +75,15 @@ RUN_RULES: tuple[Rule, ...] = (
         "inference-optimized",
         "InferenceOptimizedInvalid",
         "error",
-        "The dual-mode model is Transformer Engine's (RMSNorm, no bias) in bfloat16, with Megatron's restrictions, and training it "
+        "The dual-mode model is Transformer Engine's (RMSNorm, no bias) in bfloat16, with Megatron's restrictions, and "
+        "training it "
         "needs consent.",
         (
             _dual(
                 "model.allowInferenceOptimizedTraining",
                 field("model.allowInferenceOptimizedTraining"),
-                "false does not go with generation.inferenceOptimized true: the same model is trained; set it to true to consent",
+                "false does not go with generation.inferenceOptimized true: the same model is trained; set it to true "
+                "to consent",
             ),
             _dual(
                 "model.transformer",
@@ -102,17 +106,21 @@ RUN_RULES: tuple[Rule, ...] = (
             _dual(
                 "parallelism.expertTensor",
                 ~s.MOE | s.EXPERT_TENSOR.eq(1),
-                "{tensor} does not go with generation.inferenceOptimized true: its experts are not split; set expertTensor to 1",
+                "{tensor} does not go with generation.inferenceOptimized true: its experts are not split; set "
+                "expertTensor to 1",
                 tensor=s.EXPERT_TENSOR,
             ),
             _dual(
                 "generation.inferenceOptimized",
                 ~s.MOE | s.MAMBA,
-                "true does not go with model.shape.experts {experts}: Megatron has it for experts without a gated activation only "
+                "true does not go with model.shape.experts {experts}: Megatron has it for experts without a gated "
+                "activation only "
                 "(Nemotron-H); set it to false",
                 experts=s.EXPERTS,
             ),
         ),
+        deviation="Megatron asks for no consent, and checks the rest while it builds layers of Transformer Engine, which the "
+        "oracle cannot do without a GPU.",
     ),
     Rule(
         "sequence-length",
@@ -155,7 +163,8 @@ RUN_RULES: tuple[Rule, ...] = (
             clause(
                 "algorithm.grpo.generationsPerPrompt",
                 _BY_CALLS >= 1,
-                "{answers} answers to a prompt are as many calls, and an actor takes {calls} at once: no prompt could be in flight; at "
+                "{answers} answers to a prompt are as many calls, and an actor takes {calls} at once: no prompt could "
+                "be in flight; at "
                 "most {calls} would do",
                 answers=s.ANSWERS,
                 calls=_CALLS,
@@ -172,7 +181,8 @@ RUN_RULES: tuple[Rule, ...] = (
             clause(
                 "generation.maxInFlightPrompts",
                 when(s.IN_FLIGHT < _BY_CALLS, s.IN_FLIGHT, _BY_CALLS) >= s.PROMPTS,
-                "{cap} in flight (configured {configured}; actor calls allow {by_calls}) is less than algorithm.grpo.promptsPerStep "
+                "{cap} in flight (configured {configured}; actor calls allow {by_calls}) is less than "
+                "algorithm.grpo.promptsPerStep "
                 "{prompts}; each step waits for several rounds of answers",
                 cap=when(s.IN_FLIGHT < _BY_CALLS, s.IN_FLIGHT, _BY_CALLS),
                 configured=s.IN_FLIGHT,

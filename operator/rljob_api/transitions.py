@@ -1,7 +1,7 @@
 """What may change after a job was created. The API server holds it by transition rules, the webhook by the same table.
 
-Thresholds, retry limits, deadlines, TTL and suspend may change at any time. Sizes change what a running attempt is made of: only
-before the first attempt or while the job is suspended. The model's shape is what checkpoints are made of: never.
+Thresholds, retry limits, deadlines, TTL and suspend may change at any time. Sizes change what a running attempt is made of:
+only before the first attempt or while the job is suspended. The model's shape is what checkpoints are made of: never.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ SIZES_RULE = Rule(
     "sizes-while-running",
     "FieldImmutable",
     "error",
-    "Sizes and data change only before the first attempt or while the job is suspended; the next attempt then reshards or refuses.",
+    "Sizes and data change only before the first attempt or while the job is suspended; the next attempt then reshards "
+    "or refuses.",
     reads=frozenset(f"spec.{path}" for path in FROZEN_WHILE_RUNNING) | {"spec.suspend", "status.attempt"},
     deviation="Not Megatron's subject.",
 )
@@ -49,7 +50,9 @@ SHAPE_RULE = Rule(
 
 TRANSITION_RULES = (SIZES_RULE, SHAPE_RULE)
 
-_SIZES_ADVICE = "can't change while attempts run (status.attempt {attempt}): set spec.suspend to true first, or create a new RLJob"
+_SIZES_ADVICE = (
+    "can't change while attempts run (status.attempt {attempt}): set spec.suspend to true first, or create a new RLJob"
+)
 _SHAPE_ADVICE = "can never change: create a new RLJob for another model"
 
 
