@@ -144,7 +144,8 @@ def model_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 def custom_resource_definition() -> dict[str, Any]:
     """The whole CRD object."""
-    spec = {**model_schema(RLJobSpec), "x-kubernetes-validations": spec_validations()}
+    spec = model_schema(RLJobSpec)
+    spec["x-kubernetes-validations"] = spec_validations(spec)
     schema = {
         "type": "object",
         "description": "RLJob is one async RL post-training run of a language model.",

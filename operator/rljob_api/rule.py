@@ -26,6 +26,13 @@ class Clause:
         """Whether a spec in wire form breaks it."""
         return not self.require.value(spec)
 
+    def applies(self, spec: Mapping[str, Any], old: Mapping[str, Any] | None) -> bool:
+        """Whether it is asked: on creation, and on a change of something that it reads.
+
+        An object that an older version let in must not be locked by rules that came later.
+        """
+        return old is None or any(_at(spec, path) != _at(old, path) for path in self.require.paths())
+
     @property
     def reads(self) -> frozenset[str]:
         """Paths that decide it."""
@@ -60,12 +67,13 @@ class Rule:
         """Whether the API server checks it by itself."""
         return self.severity == "error" and bool(self.clauses)
 
-    def findings(self, spec: RLJobSpec, wire: Mapping[str, Any]) -> Iterator[Finding]:
-        """What this rule says of a spec (given parsed and in wire form)."""
+    def findings(self, spec: RLJobSpec, wire: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> Iterator[Finding]:
+        """What this rule says of a spec (given parsed and in wire form), or of the change from an old wire form."""
         for clause in self.clauses:
-            if clause.broken(wire):
+            if clause.applies(wire, old) and clause.broken(wire):
                 yield Finding(self.id, self.reason, self.severity, f"spec.{clause.path}", clause.message.render(wire))
-        if self.check is not None:
+        asked = old is None or any(_at(wire, path[5:]) != _at(old, path[5:]) for path in self.reads)
+        if self.check is not None and asked:
             for path, message in self.check(spec):
                 yield Finding(self.id, self.reason, self.severity, path, message)
 
@@ -73,3 +81,11 @@ class Rule:
 def clause(path: str, require: Expr, message: str, /, **values: Expr) -> Clause:
     """A clause whose message holds the named values."""
     return Clause(path, require, Message(message, values))
+
+
+def _at(spec: Mapping[str, Any], path: str) -> Any:
+    """A field's value; of a block only whether it is there, since its fields are compared by themselves."""
+    node: Any = spec
+    for name in path.split("."):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return isinstance(node, Mapping) or node

@@ -7,7 +7,8 @@ start-up. Truth is Megatron: `make oracle` asks it the same questions. docs/vali
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from .findings import Finding
 from .names import MAX_NAME_LENGTH
@@ -47,10 +48,10 @@ ACCESS_RULE = Rule(
 )
 
 
-def check_spec(spec: RLJobSpec) -> list[Finding]:
-    """All findings of the table, errors first."""
+def check_spec(spec: RLJobSpec, old: Mapping[str, Any] | None = None) -> list[Finding]:
+    """All findings of the table, errors first; with an old wire form those on what was changed."""
     wire = spec.to_wire()
-    return [finding for rule in RULES for finding in rule.findings(spec, wire)]
+    return [finding for rule in RULES for finding in rule.findings(spec, wire, old)]
 
 
 def check_name(name: str) -> list[Finding]:

@@ -55,11 +55,11 @@ LAYOUT_RULES: tuple[Rule, ...] = (
         "error",
         "Experts have a grid of their own over the same ranks: nodes x ranks per node must be divisible by expert x "
         "expertTensor x "
-        "pipeline. expertTensor unset means tensor.",
+        "pipeline. expertTensor unset means tensor; with expert 1 and the same tensor size there is nothing beyond world-size.",
         (
             clause(
                 "parallelism.expert",
-                s.EXPERT_RANKS.divides(s.WORLD),
+                s.EXPERT_RANKS.divides(s.WORLD) | (s.EXPERT.eq(1) & s.EXPERT_TENSOR.eq(s.TENSOR)),
                 "world size {world} (trainer.nodes {nodes} x trainer.{per_node} {ranks}) is not divisible by expert {expert} x "
                 "expertTensor {expert_tensor} x pipeline {pipeline} = {product}; a world size of {would_do} would do",
                 **_WORLD,

@@ -16,8 +16,8 @@ _BUILT_IN = {
     "schema": "A field does not fit the schema: unknown name, missing value, wrong type, out of bounds (for instance "
     "`algorithm.grpo.maxTrajectoryAgeSteps`, which is at least 1). kubectl and the API server say the same in their own words.",
     "not-supported-yet": "A field is set to a value that the installed version does not honour. Not a rule of the table: the "
-    "API server and the webhook let such a job in (the webhook with a warning), and the operator says `Validated=False`, reason "
-    "`NotSupportedYet`, until a version that honours it is installed. See docs/spec.md for each field.",
+    "API server and the webhook let such a job in (the webhook with a warning), and the operator says `Validated=False`, "
+    "reason `NotSupportedYet`, until a version that honours it is installed. See docs/spec.md for each field.",
 }
 
 _HEAD = """# Validation
