@@ -14,6 +14,10 @@ from .rules import check_name, check_spec
 from .spec import RLJobSpec
 from .supported import check_supported
 
+MAX_DEPTH = 100
+"""Of nested blocks in a spec; a pod template has about twenty."""
+MAX_SCHEMA_FINDINGS = 50
+
 
 class UnreadableManifestError(ValueError):
     """The text holds no RLJob at all; the message says why."""
@@ -45,11 +49,25 @@ def parse_manifest(text: str) -> dict[str, Any]:
 def judge(name: str, spec: Any) -> Verdict:
     """All findings on a job's name and raw spec: schema first, then rules, then what is not supported yet."""
     findings = check_name(name)
+    if _depth(spec) > MAX_DEPTH:
+        deep = Finding("schema", "SpecUnreadable", "error", "spec", f"is nested more than {MAX_DEPTH} levels deep")
+        return Verdict(None, [*findings, deep])
     try:
         parsed = RLJobSpec.model_validate(_without_nulls(spec))
     except ValidationError as error:
-        return Verdict(None, findings + [_schema_finding(detail) for detail in error.errors()])
+        details = error.errors(include_url=False, include_context=False)[:MAX_SCHEMA_FINDINGS]
+        return Verdict(None, findings + [_schema_finding(detail) for detail in details])
     return Verdict(parsed, findings + check_spec(parsed) + check_supported(parsed))
+
+
+def _depth(value: Any) -> int:
+    """Levels of nesting, counted without recursion and no further than needed."""
+    depth, level = 0, [value]
+    while level and depth <= MAX_DEPTH:
+        depth += 1
+        blocks = [block for block in level if isinstance(block, dict | list)]
+        level = [part for block in blocks for part in (block.values() if isinstance(block, dict) else block)]
+    return depth
 
 
 def _without_nulls(value: Any) -> Any:

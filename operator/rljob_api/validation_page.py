@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from .model_config import MODEL_RULE
 from .rule import Clause, Rule
 from .rules import ACCESS_RULE, NAME_RULE, RULES
 from .transitions import TRANSITION_RULES
 
-EXTRA_RULES = (NAME_RULE, ACCESS_RULE, *TRANSITION_RULES)
-"""Rules that look at more than the spec: the name, the volume claim, the spec before a change."""
+EXTRA_RULES = (NAME_RULE, ACCESS_RULE, MODEL_RULE, *TRANSITION_RULES)
+"""Rules that look at more than the spec: the name, the volume claim, the model's files, the spec before a change."""
 
 _BUILT_IN = {
     "schema": "A field does not fit the schema: unknown name, missing value, wrong type, out of bounds (for instance "
@@ -79,6 +80,8 @@ def _lines(rule: Rule, code: str) -> Iterator[str]:
 def _where(rule: Rule) -> str:
     if rule is NAME_RULE or rule in TRANSITION_RULES or rule.in_crd:
         return "yes"
+    if rule is MODEL_RULE:
+        return "no (a file has to be read)"
     if rule is ACCESS_RULE:
         return "no (the operator looks the claim up)"
     return "no (CEL can't warn)" if rule.severity == "warning" else "no (not arithmetic)"

@@ -29,7 +29,7 @@ def test_validate_lists_findings_as_json_and_exits_1(tmp_path: Path, capsys: pyt
     assert row["file"] == str(path)
     assert (row["rule"], row["severity"]) == ("generation-layout", "error")
     assert row["path"] == "spec.generation.parallelism.tensor"
-    assert row.keys() == {"file", "rule", "severity", "path", "message"}
+    assert row.keys() == {"file", "rule", "severity", "path", "message", "line", "column"}
 
 
 @pytest.mark.parametrize(
