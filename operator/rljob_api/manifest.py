@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +47,11 @@ def parse_manifest(text: str) -> dict[str, Any]:
     raise UnreadableManifestError(f"no object of kind {names.KIND} in it")
 
 
-def judge(name: str, spec: Any) -> Verdict:
-    """All findings on a job's name and raw spec: schema first, then rules, then what is not supported yet."""
+def judge(name: str, spec: Any, old: Mapping[str, Any] | None = None) -> Verdict:
+    """All findings on a job's name and raw spec: schema first, then rules, then what is not supported yet.
+
+    With the spec from before a change (in wire form), rules are asked only where something that they read was changed.
+    """
     findings = check_name(name)
     if _depth(spec) > MAX_DEPTH:
         deep = Finding("schema", "SpecUnreadable", "error", "spec", f"is nested more than {MAX_DEPTH} levels deep")
@@ -57,7 +61,15 @@ def judge(name: str, spec: Any) -> Verdict:
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False)[:MAX_SCHEMA_FINDINGS]
         return Verdict(None, findings + [_schema_finding(detail) for detail in details])
-    return Verdict(parsed, findings + check_spec(parsed) + check_supported(parsed))
+    return Verdict(parsed, findings + check_spec(parsed, old) + check_supported(parsed))
+
+
+def wire_form(spec: Any) -> dict[str, Any]:
+    """A stored spec with this version's defaults; as it is where this version can't read it any more."""
+    try:
+        return RLJobSpec.model_validate(_without_nulls(spec)).to_wire()
+    except ValidationError:
+        return dict(spec) if isinstance(spec, dict) else {}
 
 
 def _depth(value: Any) -> int:

@@ -30,8 +30,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "validate",
         help="check manifests against the rules, without a cluster",
-        description="Check RLJob manifests: schema, parallel layout, batch arithmetic, and what this version supports. A file may "
-        "hold several documents; those of other kinds are passed over.",
+        description="Check RLJob manifests: schema, parallel layout, batch arithmetic, and what this version supports. A file "
+        "may hold several documents; those of other kinds are passed over.",
         epilog="exit status: 0 valid (warnings allowed), 1 invalid, 2 unreadable\nexample: rljob validate examples/copy.yaml",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
