@@ -53,7 +53,7 @@ def judge(name: str, spec: Any, old: Mapping[str, Any] | None = None) -> Verdict
     With the spec from before a change (in wire form), rules are asked only where something that they read was changed.
     """
     findings = check_name(name)
-    if _depth(spec) > MAX_DEPTH:
+    if too_deep(spec):
         deep = Finding("schema", "SpecUnreadable", "error", "spec", f"is nested more than {MAX_DEPTH} levels deep")
         return Verdict(None, [*findings, deep])
     try:
@@ -72,14 +72,14 @@ def wire_form(spec: Any) -> dict[str, Any]:
         return dict(spec) if isinstance(spec, dict) else {}
 
 
-def _depth(value: Any) -> int:
-    """Levels of nesting, counted without recursion and no further than needed."""
+def too_deep(value: Any) -> bool:
+    """Whether it is nested beyond MAX_DEPTH. Counted without recursion, and no further than needed."""
     depth, level = 0, [value]
     while level and depth <= MAX_DEPTH:
         depth += 1
         blocks = [block for block in level if isinstance(block, dict | list)]
         level = [part for block in blocks for part in (block.values() if isinstance(block, dict) else block)]
-    return depth
+    return depth > MAX_DEPTH
 
 
 def _without_nulls(value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.findings import Finding, errors
-from rljob_api.manifest import judge, wire_form
+from rljob_api.manifest import judge, too_deep, wire_form
 from rljob_api.transitions import check_update
 
 REVIEW_VERSION = "admission.k8s.io/v1"
@@ -54,9 +54,11 @@ def _findings(request: Mapping[str, Any]) -> tuple[list[Finding], list[Finding]]
         return [], []
     job = _block(request, "object")
     metadata = _block(job, "metadata")
+    if too_deep(job):
+        return judge(_name(metadata), job).findings, []
     old_job = request.get("oldObject")
     old, changed = None, []
-    if isinstance(old_job, dict):
+    if isinstance(old_job, dict) and not too_deep(old_job):
         if metadata.get("deletionTimestamp") or job.get("spec") == old_job.get("spec"):
             return [], []
         old = wire_form(old_job.get("spec"))
