@@ -68,6 +68,6 @@ test-slow: install ## The long forms: parity with the API server (cluster up), f
 
 .PHONY: bench-train bench-operator
 bench-train: install ## Steps/s, samples/s and the share of each phase, under rljob local
-	@$(PY) benchmarks/train.py
+	@$(PY) -m benchmarks.train
 bench-operator: install ## RSS and start-up time of the operator
-	@$(PY) benchmarks/operator.py
+	@$(PY) -m benchmarks.operator_process

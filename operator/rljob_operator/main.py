@@ -13,6 +13,7 @@ from .api import ApiError, ApiUnreachableError
 from .kube import ConfigurationError, Kube, connect
 from .service import Service, StartError, check
 from .settings import Settings, SettingsError, describe, from_environment
+from .shell import WatchError
 
 log = logging.getLogger("rljob.operator")
 
@@ -66,7 +67,7 @@ async def _run(settings: Settings) -> tuple[int, bool]:
         return EXIT_FAILED, False
     try:
         return await _serve(kube, settings)
-    except (StartError, ApiUnreachableError, ApiError) as error:
+    except (StartError, WatchError, ApiUnreachableError, ApiError) as error:
         print(f"rljob-operator: {error}", file=sys.stderr)
         return EXIT_FAILED, False
     finally:

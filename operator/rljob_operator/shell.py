@@ -17,6 +17,8 @@ from rljob_api import names
 
 from .kube import Connection
 
+log = logging.getLogger("rljob.shell")
+
 Deliver = Callable[[str, dict[str, Any], bool], None]
 """Called with the kind (`rljobs`, ...), the object, and whether it was deleted."""
 
@@ -25,6 +27,10 @@ _KINDS = {
     "rayclusters": ("ray.io", "v1"),
     "pods": ("", "v1"),
 }
+
+
+class WatchError(Exception):
+    """kopf gave up, whatever the reason: its errors are private classes. A new process starts from a clean list."""
 
 
 def _registry(deliver: Deliver, login: Callable[[], Awaitable[Connection]], with_kuberay: bool) -> kopf.OperatorRegistry:
@@ -76,15 +82,19 @@ async def watch(
     with_kuberay: bool,
     stop: asyncio.Event,
 ) -> None:
-    """Deliver until stopped by `stop`, SIGTERM or SIGINT. Raises when a watch dies for good."""
+    """Deliver until stopped by `stop`, SIGTERM or SIGINT. Raises WatchError when a watch dies for good."""
     for name in ("kopf.objects", "kopf._core.reactor.running", "kopf._core.engines.activities", "kopf.activities"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    await kopf.operator(
-        registry=_registry(deliver, login, with_kuberay),
-        settings=_settings(),
-        identity=cast(Any, names.MANAGED_BY),  # kopf would ask for the user's name, which a container may not have
-        standalone=True,
-        clusterwide=not namespaces,
-        namespaces=namespaces,
-        stop_flag=stop,
-    )
+    try:
+        await kopf.operator(
+            registry=_registry(deliver, login, with_kuberay),
+            settings=_settings(),
+            identity=cast(Any, names.MANAGED_BY),  # kopf would ask for the user's name, which a container may not have
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+            stop_flag=stop,
+        )
+    except Exception as error:
+        log.debug("kopf ended", exc_info=True)
+        raise WatchError(f"the watches of the API server ended: {type(error).__name__}: {error}") from error

@@ -255,16 +255,18 @@ async def account(space: Space, rules: list[dict[str, Any]]) -> str:
     if connection.ca_path:
         cluster["certificate-authority"] = connection.ca_path
     path = Path(space.environment["RLJOB_TEST_LOGS"]) / "kubeconfig"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "clusters": [{"name": "c", "cluster": cluster}],
-                "users": [{"name": "u", "user": {"token": answer["status"]["token"]}}],
-                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-                "current-context": "x",
-            }
-        )
-    )
+    return write_kubeconfig(path, cluster, {"token": answer["status"]["token"]})
+
+
+def write_kubeconfig(path: Path, cluster: dict[str, Any], user: dict[str, Any]) -> str:
+    """A kubeconfig of one cluster and one user."""
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path.write_text(yaml.safe_dump(config))
     return str(path)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from rljob_operator.reconciler import Reconciler
 from rljob_operator.settings import Settings
 from rljob_operator.store import Store
 
-from .conftest import Space, account, condition, eventually, ready_status
+from .conftest import Space, account, condition, eventually, ready_status, write_kubeconfig
+from .gate import Gate
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -255,3 +257,24 @@ async def test_missing_permissions_are_named_and_end_the_start(space: Space) -> 
     said = space.logs()
     assert f"missing permissions: list pods in namespace {space.name}, watch pods in namespace {space.name};" in said
     assert "Traceback" not in said
+
+
+async def test_a_kuberay_that_is_installed_later_is_noticed(space: Space, spec: dict[str, Any], tmp_path: Path) -> None:
+    gate = Gate(await space.kube.connection())
+    try:
+        kubeconfig = write_kubeconfig(tmp_path / "gate", {"server": await gate.start()}, {})
+        space.start_operator(KUBECONFIG=kubeconfig)
+        await space.claim()
+        await space.apply(spec)
+        found = await space.condition("ClusterReady", "KubeRayMissing")
+        assert "install KubeRay >= 1.6" in found["message"]
+        assert (await space.job())["status"]["attempt"] == 0
+        gate.open = True
+        await space.pods_get_ready()
+        await space.condition("DriverRunning", "Running")
+        assert "KubeRay was installed; starting again" in space.logs()
+        assert "Traceback" not in space.logs()
+    finally:
+        for operator in space.operators:
+            operator.kill()
+        await gate.stop()

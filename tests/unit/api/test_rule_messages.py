@@ -11,13 +11,19 @@ import yaml
 from rljob_api.manifest import judge
 from rljob_api.rules import RULES
 
-from .conftest import Bend
+from .conftest import Bend, bender
 
-# rule, change of the example, path, message
+_TABLE = yaml.safe_load(Path(__file__).with_name("rule_messages.yaml").read_text())
+# rule, change of the base, path, message
 SAID: list[tuple[str, dict[str, Any], str, str]] = [
-    (row["rule"], row["changes"], row["path"], row["message"])
-    for row in yaml.safe_load(Path(__file__).with_name("rule_messages.yaml").read_text())
+    (row["rule"], row["changes"], row["path"], row["message"]) for row in _TABLE["said"]
 ]
+
+
+@pytest.fixture
+def bent() -> Bend:
+    """The table's base with paths set: these messages do not follow the example's numbers."""
+    return bender(_TABLE["base"])
 
 
 @pytest.mark.parametrize(("rule", "changes", "path", "message"), SAID)

@@ -18,8 +18,8 @@ import yaml
 from rljob_api import names
 from rljob_api.exitcodes import ExitCode
 from rljob_api.progress import Finished, ProgressReport
+from rljob_workload.algorithm.batch import TrainStats
 from rljob_workload.core.rollouts import StepInfo
-from rljob_workload.megatron.policy import TrainStats
 from rljob_workload.runtime import guardian
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.metrics import MetricsFile, read_metrics
@@ -169,3 +169,19 @@ def test_the_guardian_kills_what_uses_the_directory_and_spares_the_driver(tmp_pa
     finally:
         held.close()
         child.kill()
+
+
+def test_the_driver_never_imports_torch_whatever_the_ranks_send_it() -> None:
+    """It would cost the head pod hundreds of megabytes and the first step two seconds."""
+    program = """
+import pickle, sys
+from rljob_workload.algorithm.batch import TrainStats
+from rljob_workload.megatron.errors import NonFiniteError
+from rljob_workload.runtime import collector, driver, local, main
+from rljob_workload.runtime.rank import RankStep
+sent = RankStep(TrainStats(0.0, 0.0, 0.0, 0.0, 0.0, True), 0.0, 0.0), NonFiniteError("x")
+pickle.loads(pickle.dumps(sent))
+print(sorted({name.split(".")[0] for name in sys.modules} & {"torch", "megatron"}))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.strip() == "[]"

@@ -78,3 +78,15 @@ class TrainBatch:
     def shard(self, rank: int, size: int) -> Sequence[TrainRow]:
         """The rows of one data-parallel rank. Strided, so that long and short groups spread evenly."""
         return self.rows[rank::size]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStats:
+    """Sums over one rank's answer tokens; the driver adds the ranks and divides by the global count."""
+
+    loss: float
+    entropy: float
+    clipped: float
+    largest_logprob_change: float
+    grad_norm: float
+    speaks: bool

@@ -12,9 +12,7 @@ import os
 
 import torch
 
-
-class DeviceError(Exception):
-    """This process cannot compute as it was asked to."""
+from rljob_workload.megatron.errors import DeviceError
 
 
 def kind() -> str:

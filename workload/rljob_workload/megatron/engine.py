@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_workload.algorithm.batch import Answer, Request
+from rljob_workload.megatron.errors import EngineError
 from rljob_workload.megatron.policy import Policy
 from rljob_workload.megatron.settings import BLOCK_TOKENS, EngineSettings
 
@@ -25,10 +26,6 @@ _constructions = 0
 def engines_built() -> int:
     """Engines constructed in this process so far; anything but 1 in a run is a bug."""
     return _constructions
-
-
-class EngineError(Exception):
-    """The engine cannot serve a request."""
 
 
 @dataclass(slots=True)

@@ -12,26 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rljob_workload.algorithm.batch import TrainRow
+from rljob_workload.algorithm.batch import TrainRow, TrainStats
 from rljob_workload.algorithm.grpo import grpo_terms
 from rljob_workload.megatron import device, layers
+from rljob_workload.megatron.errors import NonFiniteError
 from rljob_workload.megatron.settings import ModelSettings
-
-
-@dataclass(frozen=True, slots=True)
-class TrainStats:
-    """Sums over one rank's answer tokens; the driver adds the ranks and divides by the global count."""
-
-    loss: float
-    entropy: float
-    clipped: float
-    largest_logprob_change: float
-    grad_norm: float
-    speaks: bool
-
-
-class NonFiniteError(Exception):
-    """The loss or the gradient is not a number any more."""
 
 
 def init_process_groups(settings: ModelSettings, *, rank: int, world: int, address: str, timeout: float) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rljob_workload.megatron.errors import WeightsError
 from rljob_workload.megatron.policy import Policy
 
 WEIGHTS = "weights"
@@ -23,22 +24,21 @@ _METADATA = {
 }
 
 
-class WeightsError(Exception):
-    """A checkpoint's weights cannot be read."""
-
-
 def save(policy: Policy, sampler: torch.Generator | None, directory: Path) -> None:
     """Write this rank's part. Collective: every rank calls it, and it returns when all have written."""
     from megatron.core import dist_checkpointing
 
     target = directory / WEIGHTS
-    if dist.get_rank() == 0:
-        target.mkdir()
-    dist.barrier()
     _use_thread_queue()
-    dist_checkpointing.save(_state(policy, loading=False), str(target))
-    _save_random_state(policy, sampler, directory)
-    dist.barrier()
+    try:
+        if dist.get_rank() == 0:
+            target.mkdir()
+        dist.barrier()
+        dist_checkpointing.save(_state(policy, loading=False), str(target))
+        _save_random_state(policy, sampler, directory)
+        dist.barrier()
+    except Exception as err:
+        raise WeightsError(f"cannot write the weights to {directory}: {type(err).__name__}: {err}") from err
 
 
 def load(policy: Policy, sampler: torch.Generator | None, directory: Path) -> None:

@@ -107,17 +107,22 @@ class Collector:
         """The next step's batch; the collector is paused when it returns."""
         began = time.monotonic()
         async with self._changed:
-            await self._changed.wait_for(lambda: self._failed or not self._rollouts.missing(self._version))
-            self._raise_failure()
-            self._enter(CollectorState.DRAINING)
-            await self._changed.wait_for(lambda: self._failed or not self._slices)
-            self._raise_failure()
-            taken = self._rollouts.take(step, self._version)
-            if taken is None:
-                raise RuntimeError(f"step {step}: the groups that were there are gone")
+            while (taken := await self._take_when_drained(step)) is None:
+                # Restored groups turned out to be too old: collect their replacements.
+                self._enter(CollectorState.COLLECTING)
+                self._changed.notify_all()
             self._enter(CollectorState.PAUSED)
         batch, info = taken
         return Taken(batch.ordinals, info, time.monotonic() - began), batch
+
+    async def _take_when_drained(self, step: int) -> tuple[TrainBatch, StepInfo] | None:
+        """Wait for enough groups, then for the end of all slices. Holds the condition."""
+        await self._changed.wait_for(lambda: self._failed or not self._rollouts.missing(self._version))
+        self._raise_failure()
+        self._enter(CollectorState.DRAINING)
+        await self._changed.wait_for(lambda: self._failed or not self._slices)
+        self._raise_failure()
+        return self._rollouts.take(step, self._version)
 
     async def commit(self, step: int, ordinals: Sequence[int]) -> dict[str, Any]:
         """The step's optimizer step has been taken on all ranks. May be repeated. Returns the counters."""

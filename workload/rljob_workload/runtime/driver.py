@@ -75,6 +75,9 @@ class Driver:
             raise self._calls().lost(err) from err
         except CheckpointError as err:
             raise RunError(ExitCode.SAVE_FAILED, str(err)) from err
+        except OSError as err:
+            where = err.filename or self._attempt.directory
+            raise RunError(ExitCode.SAVE_FAILED, f"cannot write {where}: {err.strerror or err}") from err
         finally:
             self._metrics.close()
             if self._actors is not None and ray.is_initialized():

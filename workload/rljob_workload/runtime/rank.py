@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.spec import RLJobSpec
-from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request, TrainBatch
+from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request, TrainBatch, TrainStats
 from rljob_workload.data.builtin import load_builtin
 from rljob_workload.runtime.logs import log_to_file
 
 if TYPE_CHECKING:
     from rljob_workload.megatron.engine import ResidentEngine
-    from rljob_workload.megatron.policy import Policy, TrainStats
+    from rljob_workload.megatron.policy import Policy
 
 log = logging.getLogger("rljob.rank")
 

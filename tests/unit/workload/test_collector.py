@@ -1,0 +1,246 @@
+"""The collector against ranks made of plain Python: what it waits for, retries, and how it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request
+from rljob_workload.environments.base import Score
+from rljob_workload.runtime import collector as module
+from rljob_workload.runtime.collector import Collector, CollectorFailedError
+from rljob_workload.runtime.logs import close_files
+
+ROOT = Path(__file__).parents[3]
+
+
+class FakeRank:
+    """Answers everything in one slice, unless told otherwise. `decode.remote(...)` is awaited, as on a Ray actor."""
+
+    def __init__(self) -> None:
+        self.decode = self
+        self.collector: Collector | None = None
+        self.held: list[Request] = []
+        self.hold: Callable[[Request], bool] = lambda request: False
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.slices = 0
+        self.error: Exception | None = None
+
+    async def remote(self, requests: list[Request], want: int, iterations: int) -> DecodeSlice:
+        self.slices += 1
+        await self.gate.wait()
+        if self.error:
+            raise self.error
+        self.held += requests
+        ready = [request for request in self.held if not self.hold(request)]
+        self.held = [request for request in self.held if self.hold(request)]
+        answers = [
+            Answer(request.tag, (4, 5, 6), (-1.0,) * 3, ((0, self.collector._version if self.collector else 0),))
+            for request in ready
+            for _ in range(request.answers)
+        ]
+        await asyncio.sleep(0)
+        return DecodeSlice(tuple(answers), sum(request.answers for request in self.held))
+
+
+class FakeEnvironment:
+    """Scores at once, slowly or not at all."""
+
+    def __init__(self, *, quick: bool = True, judge: Callable[[str, str], float] = lambda answer, expected: 0.5) -> None:
+        self.quick = quick
+        self.judge = judge
+
+    def score(self, answer: str, expected: str) -> Score:
+        return Score(self.judge(answer, expected), False)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Any:
+    """A collector for the copy task with P = 4, G = 2."""
+
+    def build(environment: FakeEnvironment | None = None, **changes: Any) -> Collector:
+        spec = yaml.safe_load((ROOT / "examples" / "copy.yaml").read_text())["spec"]
+        spec["algorithm"]["grpo"] |= {"promptsPerStep": 4, "generationsPerPrompt": 2, "microBatchSize": 8}
+        spec["generation"] |= {"maxInFlightPrompts": 8}
+        spec["prompts"] |= {"retryBudget": 1}
+        spec["environment"] |= {"timeoutSeconds": 1}
+        for path, value in changes.items():
+            section, _, field = path.partition("__")
+            spec[section][field] = value
+        collector = Collector(spec, str(tmp_path), 1)
+        if environment:
+            collector._environment = environment  # the environment is chosen by name in a spec; here by object
+        return collector
+
+    yield build
+    close_files()
+
+
+async def soon(awaitable: Any, seconds: float = 5.0) -> Any:
+    return await asyncio.wait_for(awaitable, seconds)
+
+
+def counts(collector: Collector) -> dict[str, int]:
+    return {name: value for name, value in collector.counters()["counts"].items() if value and name != "skipped_by"}
+
+
+async def steps(collector: Collector, count: int, first: int = 1) -> list[int]:
+    """Take and commit so many steps; the trained ordinals."""
+    for replica in collector._replicas:
+        replica[0].collector = collector  # answers carry the version that is current when they are made
+    trained: list[int] = []
+    for step in range(first, first + count):
+        taken, _ = await soon(collector.take(step))
+        await collector.commit(step, taken.ordinals)
+        await collector.resume(step)
+        trained += taken.ordinals
+    return trained
+
+
+async def test_a_step_is_taken_committed_and_the_next_one_collected(make: Any) -> None:
+    collector, rank = make(), FakeRank()
+    await collector.start([[rank]], 0)
+    taken, batch = await soon(collector.take(1))
+    assert taken.ordinals == batch.ordinals == (0, 1, 2, 3)
+    assert counts(collector) == {"handed_out": 8, "training": 4, "buffered": 4}
+    await collector.commit(1, taken.ordinals)
+    await collector.commit(1, taken.ordinals)
+    await collector.resume(1)
+    taken, _ = await soon(collector.take(2))
+    assert taken.ordinals == (4, 5, 6, 7)
+    assert counts(collector)["trained"] == 4
+
+
+async def test_nothing_is_generated_between_take_and_resume(make: Any) -> None:
+    collector, rank = make(), FakeRank()
+    await collector.start([[rank]], 0)
+    taken, _ = await soon(collector.take(1))
+    before = rank.slices
+    await asyncio.sleep(0.05)
+    await collector.commit(1, taken.ordinals)
+    assert rank.slices == before
+
+
+async def test_take_waits_until_every_replica_has_ended_its_slice(make: Any) -> None:
+    """Otherwise one rank could train while its neighbour still decodes, and both would wait for ever."""
+    collector, quick, slow = make(), FakeRank(), FakeRank()
+    slow.gate.clear()
+    await collector.start([[quick], [slow]], 0)
+    take = asyncio.create_task(collector.take(1))
+    await asyncio.sleep(0.1)
+    assert slow.slices == 1
+    assert not take.done()
+    slow.gate.set()
+    taken, _ = await soon(take)
+    assert len(taken.ordinals) == 4
+
+
+async def test_a_snapshot_is_refused_while_collecting_and_while_a_step_is_open(make: Any) -> None:
+    collector = make()
+    await collector.start([[FakeRank()]], 0)
+    with pytest.raises(RuntimeError, match="no snapshot while Collecting"):
+        await collector.snapshot()
+    taken, _ = await soon(collector.take(1))
+    with pytest.raises(Exception, match="no snapshot between take and commit"):
+        await collector.snapshot()
+    await collector.commit(1, taken.ordinals)
+    saved = await collector.snapshot()
+    other = make()
+    report = await other.restore(saved)
+    assert (report.handed_out, report.restored_groups, report.rehanded) == (8, 4, [])
+
+
+async def test_a_dead_rank_ends_the_waiting_take_with_its_cause(make: Any) -> None:
+    collector, rank = make(), FakeRank()
+    rank.gate.clear()
+    await collector.start([[rank]], 0)
+    take = asyncio.create_task(collector.take(1))
+    await asyncio.sleep(0.05)
+    rank.error = ConnectionError("rank 0 is gone")
+    rank.gate.set()
+    with pytest.raises(CollectorFailedError, match="replica 0: ConnectionError: rank 0 is gone"):
+        await soon(take)
+    with pytest.raises(CollectorFailedError):
+        await soon(collector.resume(1))
+    assert (await collector.status())["state"] == "Failed"
+
+
+@pytest.mark.parametrize("quick", [True, False])
+async def test_an_environment_that_raises_once_costs_a_try_and_no_prompt(make: Any, quick: bool) -> None:
+    failures = iter([True])
+
+    def judge(answer: str, expected: str) -> float:
+        if next(failures, False):
+            raise OSError("sandbox gone")
+        return 0.5
+
+    collector = make(FakeEnvironment(quick=quick, judge=judge))
+    await collector.start([[FakeRank()]], 0)
+    trained = await steps(collector, 3)
+    assert sorted(trained) == list(range(12))
+    assert collector.counters()["skipped_names"] == {}
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+async def test_a_prompt_whose_reward_is_no_number_is_skipped_by_name_and_the_step_goes_on(make: Any, reward: float) -> None:
+    collector = make()
+    bad = collector._rollouts.expected(0)
+    collector._environment = FakeEnvironment(judge=lambda answer, expected: reward if expected == bad else 0.5)
+    await collector.start([[FakeRank()]], 0)
+    trained = await steps(collector, 3)
+    assert collector.counters()["skipped_names"] == {"RetryBudgetExhausted": [0]}
+    assert sorted(trained) == list(range(1, 13))
+
+
+async def test_a_hanging_environment_is_given_up_after_its_deadline(make: Any) -> None:
+    release = threading.Event()
+    calls = iter([True])
+
+    def judge(answer: str, expected: str) -> float:
+        if next(calls, False):
+            release.wait(10)
+        return 0.5
+
+    collector = make(FakeEnvironment(quick=False, judge=judge))
+    try:
+        await collector.start([[FakeRank()]], 0)
+        assert sorted(await steps(collector, 3)) == list(range(12))
+        assert collector.counters()["skipped_names"] == {}
+    finally:
+        release.set()
+
+
+async def test_an_answer_that_never_comes_is_retried_and_the_prompt_then_skipped(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count()
+    monkeypatch.setattr(module._ActiveClock, "now", lambda self: float(next(seconds)))
+    collector, rank = make(), FakeRank()
+    rank.hold = lambda request: request.tag[0] == 0
+    await collector.start([[rank]], 0)
+    trained = await steps(collector, 4)
+    assert collector.counters()["skipped_names"] == {"RetryBudgetExhausted": [0]}
+    assert sorted(trained) == list(range(1, 17))
+
+
+async def test_restored_groups_that_are_too_old_are_replaced_and_the_step_goes_on(make: Any) -> None:
+    collector = make()
+    await collector.start([[FakeRank()]], 0)
+    taken, _ = await soon(collector.take(1))
+    await collector.commit(1, taken.ordinals)
+    saved = await collector.snapshot()
+    resumed, rank = make(), FakeRank()
+    rank.collector = resumed
+    assert (await resumed.restore(saved)).restored_groups == 4
+    await resumed.start([[rank]], 9)
+    taken, _ = await soon(resumed.take(10))
+    assert taken.ordinals == (4, 5, 6, 7)
+    assert taken.info.oldest_age == 0

@@ -1,0 +1,185 @@
+"""The resident engine over the trained parameters: the real Megatron classes, in one process."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from rljob_workload.megatron import weights
+from rljob_workload.megatron.engine import engines_built
+from rljob_workload.megatron.errors import NonFiniteError
+from rljob_workload.megatron.policy import Policy
+from rljob_workload.megatron.shim import attention
+from rljob_workload.megatron.shim.patch_points import PatchPoint, moved
+
+from .conftest import Loop, copy_spec
+
+pytestmark = [pytest.mark.usefixtures("ranks"), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(scope="module")
+def uneven(ranks: None) -> Loop:
+    """Forty steps on answers of uneven length: more prompts in flight than the engine has slots for."""
+    loop = Loop.of(copy_spec("copyv", maxInFlightPrompts=16, maxRequests=64, steps=200))
+    for _ in range(40):
+        loop.step()
+    return loop
+
+
+def test_the_engine_reads_the_trained_parameters_themselves(uneven: Loop) -> None:
+    trained = {parameter.data_ptr() for parameter in uneven.policy.parameters().values()}
+    assert uneven.engine.parameter_storages() == trained
+
+
+def test_answers_span_policy_versions_and_none_is_trained_too_old(uneven: Loop) -> None:
+    samples = sum(info.samples for info in uneven.infos)
+    spanning = sum(info.spanning for info in uneven.infos)
+    assert spanning >= 0.1 * samples, f"{spanning} of {samples}"
+    assert max(info.oldest_age for info in uneven.infos) == uneven.spec.algorithm.grpo.max_trajectory_age_steps
+
+
+def test_one_engine_survives_training_validation_and_saves(tmp_path: Path) -> None:
+    before = engines_built()
+    loop = Loop.of(copy_spec(steps=50))
+    loop.step()
+    assert loop.validate(200) == 200
+    loop.engine.suspend()
+    weights.save(loop.policy, loop.engine.sampler, tmp_path)
+    loop.engine.resume(loop.policy.version)
+    loop.step()
+    assert loop.validate(50) == 50
+    assert engines_built() - before == 1
+
+
+def test_validation_keeps_the_training_answers_that_finish_meanwhile(uneven: Loop) -> None:
+    version = uneven.policy.version
+    uneven.engine.submit(uneven.rollouts.dispatch(version, 0.0))
+    in_flight = uneven.engine.in_flight
+    assert in_flight > 0
+    answers, training = uneven.engine.validate([])
+    assert (answers, training) == ([], [])
+    uneven.validate(100)
+    for _ in range(3):
+        uneven.step()
+    uneven.rollouts.ledger.check()
+
+
+def test_training_and_engine_agree_on_the_log_probs_of_fresh_answers() -> None:
+    loop = Loop.of(copy_spec(steps=50))
+    for _ in range(5):
+        loop.step()
+    assert all(info.oldest_age == 0 for info in loop.infos)
+    assert max(stats.largest_logprob_change for stats in loop.stats) < 1e-5
+
+
+def test_the_copy_task_improves_within_eighty_steps() -> None:
+    loop = Loop.of(copy_spec())
+    for _ in range(80):
+        loop.step()
+    rewards = [info.reward for info in loop.infos]
+    first, last = sum(rewards[:10]) / 10, sum(rewards[-10:]) / 10
+    assert last > 1.5 * first, f"{first:.3f} -> {last:.3f}"
+
+
+def test_a_loaded_policy_continues_exactly_like_the_saved_one(uneven: Loop, tmp_path: Path) -> None:
+    """Also the optimizer's step counts: shared ones change the losses without a word."""
+    uneven.engine.suspend()
+    weights.save(uneven.policy, uneven.engine.sampler, tmp_path)
+    other = Policy(dataclasses.replace(uneven.policy.settings, seed=99))
+    sampler = torch.Generator()
+    weights.load(other, sampler, tmp_path)
+    assert torch.equal(sampler.get_state(), uneven.engine.sampler.get_state())
+    for name, parameter in uneven.policy.parameters().items():
+        assert torch.equal(parameter, other.parameters()[name]), name
+
+    def losses(policy: Policy) -> list[tuple[float, float]]:
+        policy.enter_train()
+        stats = [
+            policy.train_step(batch.rows, longest=batch.longest, answer_tokens=batch.answer_tokens)
+            for batch in uneven.batches[:3]
+        ]
+        policy.enter_generate()
+        return [(s.loss, s.grad_norm) for s in stats]
+
+    assert losses(uneven.policy) == losses(other)
+    uneven.engine.resume(uneven.policy.version)
+
+
+def test_micro_batches_do_not_change_the_step() -> None:
+    """Means are over all answer tokens of a step, however it is cut."""
+    results = []
+    for size in (64, 16):
+        loop = Loop.of(copy_spec(microBatchSize=size, steps=50))
+        for _ in range(2):
+            loop.step()
+        results.append([(s.loss, s.entropy, s.grad_norm) for s in loop.stats])
+    assert results[0] == [pytest.approx(part, rel=1e-4) for part in results[1]]
+
+
+def test_a_loss_that_is_no_number_ends_with_its_step_named() -> None:
+    loop = Loop.of(copy_spec(steps=50))
+    loop.step()
+    rows = tuple(dataclasses.replace(row, advantage=float("nan")) for row in loop.batches[0].rows)
+    with pytest.raises(NonFiniteError, match="training step 2: loss nan"):
+        loop.train(dataclasses.replace(loop.batches[0], rows=rows))
+
+
+def test_the_shim_finds_everything_that_it_replaces_in_this_megatron() -> None:
+    assert moved() == []
+
+
+def test_a_moved_patch_point_is_named() -> None:
+    points = (
+        PatchPoint("megatron.core.transformer.attention", "flash_attn_vanished"),
+        PatchPoint("megatron.core.vanished", "x"),
+        PatchPoint("megatron.core.tensor_parallel.random", "_set_cuda_rng_state", ("state",)),
+    )
+    assert [problem.split(" takes")[0] for problem in moved(points)] == [
+        "megatron.core.transformer.attention has no flash_attn_vanished",
+        "megatron.core.vanished does not exist",
+        "megatron.core.tensor_parallel.random._set_cuda_rng_state",
+    ]
+
+
+def test_only_megatron_sees_the_other_torch() -> None:
+    import megatron.core.tensor_parallel.random as inside
+
+    assert inside.torch is not torch
+    assert inside.torch.cuda.current_device() == torch.device("cpu")
+    assert torch.zeros(1).type() == "torch.FloatTensor"
+    assert torch.cuda.Stream.__module__ == "torch.cuda.streams"
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_the_attention_stand_in_equals_plain_attention(queries: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    heads, key_heads, width, block = 4, 2, 8, 4
+    lengths = torch.tensor([5, 9, 3])
+    table = torch.tensor([[4, 0, 7], [1, 2, 3], [6, -1, -1]])
+    keys, values = (torch.randn(8, block, key_heads, width, generator=generator) for _ in range(2))
+    q = torch.randn(3, queries, heads, width, generator=generator)
+    decoded = attention.flash_attn_with_kvcache(q, keys, values, lengths, causal=True, block_table=table)
+    starts = torch.arange(4) * queries
+    packed = attention.flash_attn_varlen_func(
+        q.flatten(0, 1),
+        keys,
+        values,
+        starts,
+        torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]),
+        queries,
+        9,
+        causal=True,
+        block_table=table,
+    )
+    for request, length in enumerate(lengths.tolist()):
+        pages = table[request, : -(-length // block)]
+        k, v = (cache[pages].flatten(0, 1)[:length].repeat_interleave(2, 1) for cache in (keys, values))
+        for query in range(queries):
+            seen = length - queries + query + 1
+            scores = torch.einsum("hd,lhd->hl", q[request, query], k[:seen]) / width**0.5
+            expected = torch.einsum("hl,lhd->hd", scores.softmax(-1), v[:seen])
+            torch.testing.assert_close(decoded[request, query], expected, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(packed.view_as(decoded)[request, query], expected, atol=1e-5, rtol=1e-5)

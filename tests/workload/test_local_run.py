@@ -1,0 +1,166 @@
+"""A whole run under `rljob local`: its rank is killed, then its driver, and the third attempt finishes.
+
+What was trained is judged by the record that the ranks write, not by the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from rljob_api.exitcodes import ExitCode
+from rljob_workload.runtime.metrics import read_metrics
+
+ROOT = Path(__file__).parents[2]
+STEPS, PROMPTS = 36, 8
+DEADLINE = 90.0
+
+
+@dataclass
+class Run:
+    """A run directory and how its attempts ended."""
+
+    directory: Path
+    manifest: Path
+    resumed_from: list[int]
+
+    def start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "rljob_cli.main", "local", str(self.manifest), "--dir", str(self.directory)]
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return read_metrics(self.directory / "metrics.jsonl")
+
+    def progress(self) -> dict[str, Any]:
+        report: dict[str, Any] = json.loads((self.directory / "progress.json").read_text())
+        return report
+
+    def wait_for_step(self, process: subprocess.Popen[str], attempt: int, step: int) -> None:
+        def reached() -> bool:
+            assert process.poll() is None, process.communicate()[1][-3000:]
+            return any(line["attempt"] == attempt and line["step"] >= step for line in self.metrics())
+
+        wait(reached, f"attempt {attempt} reaches step {step}")
+        self.resumed_from.append(self.progress()["resume"]["fromStep"])
+
+
+def wait(condition: Callable[[], bool], what: str, seconds: float = DEADLINE) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.05)
+
+
+def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def test_a_killed_rank_and_a_killed_driver_lose_no_prompt_and_leave_no_process(tmp_path: Path) -> None:
+    manifest = yaml.safe_load((ROOT / "examples" / "copy.yaml").read_text())
+    spec = manifest["spec"]
+    spec["model"]["shape"]["vocabSize"] = 18
+    spec["data"]["builtin"] = "copyv"
+    spec["generation"] |= {"maxNewTokens": 7, "maxInFlightPrompts": 16, "maxRequests": 64}
+    spec["algorithm"]["grpo"] |= {"steps": STEPS, "promptsPerStep": PROMPTS, "microBatchSize": PROMPTS * 8}
+    spec["checkpoint"]["everySteps"] = 12
+    spec["validation"] = {"everySteps": 12, "prompts": 50}
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(manifest))
+    run = Run(tmp_path / "run", path, [])
+
+    kill_the_rank(run)
+    kill_the_driver(run)
+    finish(run)
+    audit(run)
+
+
+def kill_the_rank(run: Run) -> None:
+    process = run.start()
+    try:
+        run.wait_for_step(process, attempt=1, step=14)
+        (rank,) = (child for child in descendants(process) if child.name().startswith("ray::Rank"))
+        rank.kill()
+        began = time.monotonic()
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == ExitCode.RANK_LOST
+    assert "exit code 73 (RankLost): rank 0 died" in errors
+    assert "Traceback" not in errors
+    assert time.monotonic() - began < 20
+    assert run.progress()["failed"]["exitCode"] == ExitCode.RANK_LOST
+
+
+def kill_the_driver(run: Run) -> None:
+    process = run.start()
+    try:
+        run.wait_for_step(process, attempt=2, step=26)
+        left = descendants(process)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert len(left) > 3
+    _, alive = psutil.wait_procs(left, timeout=15)
+    assert [child.name() for child in alive if child.is_running() and child.status() != "zombie"] == []
+
+
+def finish(run: Run) -> None:
+    process = run.start()
+    _, errors = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0, errors[-3000:]
+    last = errors.strip().splitlines()[-1]
+    assert "Succeeded (Completed): all 36 steps are done" in last
+    report = run.progress()
+    run.resumed_from.append(report["resume"]["fromStep"])
+    assert report["finished"]["reason"] == "Completed"
+    assert report["phase"] == "Finished"
+    assert report["attempt"] == 3
+    assert report["rolledBack"]["steps"] >= 2
+    assert report["checkpoint"]["step"] == STEPS
+    assert len([path for path in run.directory.iterdir() if path.name.startswith("step-")]) == 2
+
+
+def lineage(run: Run) -> dict[int, list[int]]:
+    """Ordinals by step, of the steps that the final weights descend from."""
+    by_step: dict[int, list[int]] = {}
+    for line in records(run):
+        if line["step"] == run.resumed_from[line["attempt"] - 1] + 1:
+            by_step = {step: ordinals for step, ordinals in by_step.items() if step < line["step"]}
+        by_step[line["step"]] = line["ordinals"]
+    return by_step
+
+
+def records(run: Run) -> Iterator[dict[str, Any]]:
+    for text in (run.directory / "trained" / "rank-00000.jsonl").read_text().splitlines():
+        yield json.loads(text)
+
+
+def audit(run: Run) -> None:
+    assert run.resumed_from == [0, 12, 24]
+    by_step = lineage(run)
+    assert sorted(by_step) == list(range(1, STEPS + 1))
+    trained = [ordinal for ordinals in by_step.values() for ordinal in ordinals]
+    assert sorted(trained) == list(range(STEPS * PROMPTS)), "a prompt was trained twice or lost"
+
+    prompts = run.progress()["prompts"]
+    assert prompts["handedOut"] == prompts["trained"] == STEPS * PROMPTS
+    assert prompts["skipped"] == 0
+
+    metrics = run.metrics()
+    assert [line["elapsed_seconds"] for line in metrics] == sorted(line["elapsed_seconds"] for line in metrics)
+    assert max(line["oldest_age"] for line in metrics) == 1
+    spanning = sum(line["spanning_answers"] for line in metrics)
+    assert spanning >= 0.1 * sum(line["samples"] for line in metrics)
+    assert {line["step"] for line in metrics if "validation_reward" in line} == {12, 24, 36}
