@@ -6,12 +6,13 @@ Three stages, read from the status' lasting fields: between attempts, in an atte
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rljob_api import names, reasons
 from rljob_api.findings import errors, render
 from rljob_api.manifest import Verdict, judge
 from rljob_api.reasons import ConditionType
+from rljob_api.rules import check_access
 from rljob_api.spec import Deadlines, FailurePolicy, RLJobSpec
 
 from . import attempt, ending
@@ -76,7 +77,7 @@ def decide(world: World) -> Plan:
 
 
 def judge_job(world: World) -> Verdict:
-    """Rules of the spec, and whether its pod template has the shape of one."""
+    """Rules of the spec, whether its pod template has the shape of one, and whether its pods can share the claim."""
     verdict = judge(world.job.name, world.job.spec)
     if verdict.spec is None or errors(verdict.findings):
         return verdict
@@ -84,7 +85,7 @@ def judge_job(world: World) -> Verdict:
         ray_cluster(world.job, verdict.spec, 1)
     except TemplateError as error:
         return attempt.template_refused(verdict, error)
-    return verdict
+    return replace(verdict, findings=verdict.findings + check_access(verdict.spec, world.claim_modes))
 
 
 def _validated(draft: Draft, verdict: Verdict) -> None:
@@ -110,7 +111,8 @@ def _between(world: World, draft: Draft, spec: RLJobSpec | None) -> Step:
         return Step(leftovers, waiting)
     if spec is None:
         draft.set(reasons.STATE_INVALID)
-        return Step(leftovers)
+        # Another claim may take the place of one that can't be shared, without a change of the job.
+        return Step(leftovers, WAIT_SECONDS if world.claim_modes else None)
     draft.update(total_steps=spec.algorithm.grpo.steps)
     if detail := _missing(world, draft, spec):
         draft.set(reasons.STATE_PENDING, detail=detail)
