@@ -131,7 +131,7 @@ CHANGES: list[tuple[dict[str, Any], bool]] = [
     ({"generation.parallelism": {"tensor": 1}}, True),
     ({"data.seed": 7}, True),
     ({"data.onChange": "Restart"}, True),
-    ({"algorithm.grpo.promptsPerStep": 16}, True),
+    ({"algorithm.grpo.promptsPerStep": 32}, True),
     ({"algorithm.grpo.steps": 900}, False),
     ({"algorithm.grpo.learningRate": "0.1"}, False),
     ({"suspend": True}, False),
