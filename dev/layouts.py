@@ -45,7 +45,7 @@ def layout(rng: random.Random, largest_world: int = 64) -> dict[str, Any]:
     draw = Draw(rng)
     on_gpus, engine = draw.chance(0.6), draw.chance(0.5)
     engine = engine if on_gpus else draw.odd(0.1)
-    tensor, pipeline = draw.of(*SMALL), draw.of(1, 1, 1, 2, 4)
+    tensor, pipeline = draw.of(3, 16) if draw.odd(0.06) else draw.of(*SMALL), draw.of(1, 1, 1, 2, 4)
     context = draw.of(1, 1, 2) if engine else 2 if draw.odd(0.1) else 1
     shape = _shape(draw, tensor, pipeline, mamba=(on_gpus and context == 1) or draw.odd(0.2))
     expert, expert_tensor = _experts(draw, shape, tensor)
@@ -110,7 +110,10 @@ def _world(
 def _shape(draw: Draw, tensor: int, pipeline: int, *, mamba: bool) -> dict[str, Any]:
     heads = draw.of(*ODD) if draw.odd(0.2) else tensor * draw.of(1, 1, 2, 4)
     fitting = [g for g in range(1, heads + 1) if heads % g == 0 and (g % tensor == 0 or tensor % g == 0)]
-    groups = draw.of(*ODD) if draw.odd(0.2) or not fitting else draw.of(*fitting)
+    groups = draw.of(*ODD) if draw.odd(0.15) or not fitting else draw.of(*fitting)
+    if draw.odd(0.1):  # a divisor of the heads, whatever the ranks
+        heads = tensor * 3
+        groups = draw.of(3, heads // 2 or 1, heads)
     head_size = draw.of(1, 2, 3, 6) if draw.odd(0.15) else draw.of(8, 16)
     shape: dict[str, Any] = {
         "layers": draw.of(*ODD) if draw.odd(0.2) else pipeline * draw.of(1, 1, 2, 3),
@@ -134,7 +137,8 @@ def _shape(draw: Draw, tensor: int, pipeline: int, *, mamba: bool) -> dict[str, 
 def _make_hybrid(draw: Draw, shape: dict[str, Any], pipeline: int, *, mamba: bool) -> None:
     symbols = "*-" + ("E" if shape.get("experts") or draw.odd(0.05) else "") + ("MM" if mamba else "")
     per_stage = shape["layers"] // pipeline
-    pattern = "".join("*" + draw.mixed(symbols, per_stage - 1) for _ in range(pipeline))
+    first = "M" if mamba and draw.odd(0.15) else "*"
+    pattern = "".join(first + draw.mixed(symbols, per_stage - 1) for _ in range(pipeline))
     pattern = pattern[: shape["layers"]].ljust(shape["layers"], "-")
     if draw.odd(0.2):
         pattern = draw.shuffled(pattern)
