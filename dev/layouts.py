@@ -5,6 +5,7 @@ Sizes that fit each other are drawn first; then, in most specs, some are bent. A
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -147,7 +148,7 @@ def _make_hybrid(draw: Draw, shape: dict[str, Any], pipeline: int, *, mamba: boo
     shape["hybridPattern"] = pattern
     if "M" in pattern and not draw.odd(0.2):
         # Mamba heads in groups, and attention heads of an even size.
-        shape["hiddenSize"] = 256 * shape["attentionHeads"]
+        shape["hiddenSize"] = math.lcm(256, 2 * shape["attentionHeads"])
 
 
 def _batch(draw: Draw, data: int) -> dict[str, Any]:

@@ -298,7 +298,7 @@ def _engine(spec: RLJobSpec, shape: Shape, model: Any) -> None:
         model.config,
         InferenceConfig(
             # Enough for the states of Mamba layers, so that shapes alone decide.
-            buffer_size_gb=0.5 if "M" in (shape.hybrid_pattern or "") else 0.05,
+            buffer_size_gb=1.0 if "M" in (shape.hybrid_pattern or "") else 0.05,
             block_size_tokens=BLOCK_TOKENS,
             max_sequence_length=spec.generation.max_sequence_length,
             max_requests=slots,
