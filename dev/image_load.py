@@ -206,6 +206,8 @@ def main() -> int:
     except LoadError as error:
         print(f"ERROR: {options.name}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

@@ -8,7 +8,8 @@
 #   dev/images.sh hash  operator|workload     print the name that stands for the content (it changes with every change of it)
 #   dev/images.sh clean                       delete everything that was built here (not what the cluster has imported)
 #
-# With KUBECONFIG set to a cluster of your own, `load` says how to push the images instead.
+# With KUBECONFIG set to a cluster of your own, `load` says how to push the images instead, and `all` leaves out those that
+# RLJOB_OPERATOR_IMAGE and RLJOB_WORKLOAD_IMAGE name.
 # RLJOB_BASE_IMAGE    build upon this image (any with Python 3.12 or 3.13 and venv) instead of the one made from Debian packages
 # XDG_CACHE_HOME      where images are kept (default ~/.cache, below rljob/images)
 set -euo pipefail
@@ -58,7 +59,8 @@ builder() { # COMMAND ARGUMENT...
 }
 exists() { builder inspect --type image "$1" > /dev/null 2>&1; }
 
-# timed WHAT COMMAND...: a line at the start and at the end; the command's words only when it fails.
+# timed WHAT COMMAND...: a line at the start and at the end; the command's words only when it fails. Inside COMMAND bash does not
+# stop at a failure by itself, so a function of several steps joins them with &&.
 timed() {
   local what=$1 began log=$IMAGES/build.log seconds
   shift
@@ -87,14 +89,13 @@ make_base() {
   local work=$IMAGES/tmp/base mirror
   mirror=$(debian_mirror)
   [ -n "$mirror" ] || { echo "no Debian mirror is configured for apt on this machine; name an image with Python 3.12 or 3.13 in RLJOB_BASE_IMAGE"; return 1; }
-  rm -rf "$work"
-  mkdir -p "$work"
-  SOURCE_DATE_EPOCH=1735689600 mmdebstrap --variant=minbase --mode=root --skip=output/dev --include="$(packages_of_base | paste -sd,)" \
-    --dpkgopt=force-unsafe-io --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/info/*' \
-    --dpkgopt='path-exclude=/usr/share/locale/*' --customize-hook='rm -f "$1"/etc/resolv.conf "$1"/etc/hostname "$1"/etc/apt/sources.list' \
-    "$DEBIAN" "$work/rootfs.tar" "$mirror"
-  build_from images/base/Dockerfile "$BASE" "$work"
-  rm -rf "$work"
+  rm -rf "$work" && mkdir -p "$work" &&
+    SOURCE_DATE_EPOCH=1735689600 mmdebstrap --variant=minbase --mode=root --skip=output/dev --include="$(packages_of_base | paste -sd,)" \
+      --dpkgopt=force-unsafe-io --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/info/*' \
+      --dpkgopt='path-exclude=/usr/share/locale/*' --customize-hook='rm -f "$1"/etc/resolv.conf "$1"/etc/hostname "$1"/etc/apt/sources.list' \
+      "$DEBIAN" "$work/rootfs.tar" "$mirror" &&
+    build_from images/base/Dockerfile "$BASE" "$work" &&
+    rm -rf "$work"
 }
 ensure_base() {
   if exists "$BASE"; then return; fi
@@ -118,10 +119,10 @@ write_secrets() {
   cat "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" > "$IMAGES/tmp/ca" 2> /dev/null || : > "$IMAGES/tmp/ca"
 }
 make_dependencies() {
-  write_secrets
-  build_from "images/$1/Dockerfile" "$DEPENDENCIES" . --ignorefile images/dockerignore --target dependencies \
-    --build-arg "BASE_IMAGE=$BASE" --secret "id=registry,src=$IMAGES/tmp/registry" --secret "id=ca,src=$IMAGES/tmp/ca"
-  rm -f "$IMAGES/tmp/registry" "$IMAGES/tmp/ca"
+  write_secrets &&
+    build_from "images/$1/Dockerfile" "$DEPENDENCIES" . --ignorefile images/dockerignore --target dependencies \
+      --build-arg "BASE_IMAGE=$BASE" --secret "id=registry,src=$IMAGES/tmp/registry" --secret "id=ca,src=$IMAGES/tmp/ca" &&
+    rm -f "$IMAGES/tmp/registry" "$IMAGES/tmp/ca"
 }
 make_content() {
   build_from "images/$1/Dockerfile" "$CONTENT" . --ignorefile images/dockerignore \
@@ -170,7 +171,7 @@ load() { # KIND
   embedded || { how_to_push "$1"; return 0; }
   [ -S "$SOCKET" ] || die "the embedded cluster is not up, so $1 was not loaded. Start it: dev/cluster.sh up"
   exists "$CONTENT" || die "$1 is not built, or has changed since: dev/images.sh build $1"
-  TMPDIR=$IMAGES/tmp python3 "$DEV/image_load.py" --socket "$SOCKET" --storage "$IMAGES" \
+  TMPDIR=$IMAGES/tmp python3 -IS "$DEV/image_load.py" --socket "$SOCKET" --storage "$IMAGES" \
     --dependencies "$DEPENDENCIES" --name "$LATEST" "$CONTENT"
 }
 
@@ -202,13 +203,12 @@ isolated() {
   done
 }
 enter() {
-  local made=''
   prepare
-  [ -d /var/lib/containers ] || { mkdir -p /var/lib/containers; made=1; }
-  local status=0
-  unshare --mount --propagation private "$SELF" --isolated "$@" || status=$?
-  [ -z "$made" ] || rmdir /var/lib/containers 2> /dev/null || true
-  return $status
+  if [ ! -d /var/lib/containers ]; then
+    mkdir -p /var/lib/containers
+    trap 'rmdir /var/lib/containers 2> /dev/null || true' EXIT
+  fi
+  unshare --mount --propagation private "$SELF" --isolated "$@"
 }
 kinds() { # KIND... -> the same, checked; without any: both
   local kind
@@ -217,16 +217,26 @@ kinds() { # KIND... -> the same, checked; without any: both
   echo "$@"
 }
 
+# Without those that a cluster of the user's pulls from a registry already.
+not_given() { # KIND...
+  local kind given
+  for kind in "$@"; do
+    given=RLJOB_${kind^^}_IMAGE
+    if ! embedded && [ -n "${!given:-}" ]; then say "$kind: ${!given}, as $given says" >&2; else echo "$kind"; fi
+  done
+}
+
 case ${1:-} in
   build | load | all)
     action=$1
     shift
     wanted=$(kinds "$@")
+    [ "$action" = build ] || wanted=$(not_given $wanted)
     # shellcheck disable=SC2086 # words of our own
-    enter "$action" $wanted
+    [ -z "$wanted" ] || enter "$action" $wanted
     ;;
   hash) [ $# = 2 ] || die "hash wants one of operator, workload"; content_key "$(kinds "$2")" ;;
   clean) rm -rf "$IMAGES"; echo "deleted $IMAGES" ;;
   --isolated) shift; isolated "$@" ;;
-  *) sed -n '2,16p' "$SELF" | sed 's/^# \{0,1\}//'; exit 2 ;;
+  *) sed -n '2,14p' "$SELF" | sed 's/^# \{0,1\}//'; exit 2 ;;
 esac

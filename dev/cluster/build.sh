@@ -88,7 +88,7 @@ compile() {
       go mod download
       cp -rT "$(go list -m -f '{{.Dir}}' github.com/ray-project/kuberay/ray-operator)/config" "$1/kuberay"
       chmod -R u+w "$1/kuberay"
-      exec go build -v -p 2 -trimpath -buildvcs=false -o "$1/" -ldflags "-s -w -X $v.gitVersion=v$KUBERNETES_VERSION -X $v.gitMajor=1 -X $v.gitMinor=${minor%%.*} -X $v.gitTreeState=clean -X helm.sh/helm/v3/internal/version.version=v$HELM_VERSION" $GO_PACKAGES
+      exec go build -v -p 2 -trimpath -buildvcs=false -o "$1/" -ldflags "-s -w -X $v.gitVersion=v$KUBERNETES_VERSION -X $v.gitMajor=1 -X $v.gitMinor=${minor%%.*} -X $v.gitTreeState=clean -X helm.sh/helm/v3/internal/version.version=v$HELM_VERSION -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=${minor%%.*} -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor=${minor%%.*}" $GO_PACKAGES
     } > "$2" 2>&1
   ) &
   go_pid=$!

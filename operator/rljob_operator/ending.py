@@ -5,12 +5,11 @@ from __future__ import annotations
 import datetime
 
 from rljob_api import reasons
-from rljob_api.exitcodes import describe
 from rljob_api.spec import FailurePolicy
 from rljob_api.status import LastFailure, RLJobStatus
 
 from .draft import Draft, clip
-from .failure import Failure
+from .failure import Failure, describe_code
 from .report import summary
 from .times import format_time, parse_time
 from .world import Driver, World
@@ -41,9 +40,9 @@ def fail(world: World, draft: Draft, failure: Failure, policy: FailurePolicy) ->
         last_failure=LastFailure(
             attempt=status.attempt,
             reason=failure.reason,
-            exit_code=failure.exit_code if failure.exit_code is None or 0 <= failure.exit_code <= 255 else None,
+            exit_code=failure.exit_code,
             checkpoint_step=checkpoint.step if checkpoint else None,
-            message=clip(failure.detail, 4000),
+            message=clip(failure.detail + failure.logs, 4000),
             time=format_time(world.now),
         )
     )
@@ -51,7 +50,7 @@ def fail(world: World, draft: Draft, failure: Failure, policy: FailurePolicy) ->
     again = not failure.final and restarts < policy.max_restarts
     draft.update(restarts=restarts + 1 if again else restarts)
     if again:
-        draft.set(reasons.STATE_RESTARTING, detail=detail)
+        draft.set(reasons.STATE_RESTARTING, detail=detail + failure.logs)
         draft.set(reasons.WAITING_FOR_PODS, attempt=status.attempt, pods=f"RayCluster {world.job.cluster_name}")
         draft.event("Warning", "AttemptFailed", f"{detail}; restart {restarts + 1} of {policy.max_restarts} follows")
         return True
@@ -59,8 +58,8 @@ def fail(world: World, draft: Draft, failure: Failure, policy: FailurePolicy) ->
     draft.set(reasons.NOT_RESTARTING)
     if failure.reason != "StallDeadlineExceeded":
         draft.set(reasons.PROGRESS_ENDED)
-    used_up = "" if failure.final else f" (all {policy.max_restarts} restarts are used up)"
-    draft.set(reasons.FAILURES[failure.reason], attempt=status.attempt, detail=failure.detail + used_up)
+    used_up = "" if failure.final else f" (failurePolicy.maxRestarts {policy.max_restarts} allows no other attempt)"
+    draft.set(reasons.FAILURES[failure.reason], attempt=status.attempt, detail=failure.detail + used_up + failure.logs)
     draft.event("Warning", failure.reason, detail + used_up)
     return False
 
@@ -76,7 +75,7 @@ def _ended_conditions(world: World, draft: Draft, failure: Failure) -> None:
         case _:
             draft.set(reasons.CLUSTER_DELETED, cluster=world.job.cluster_name)
     if world.driver_seen or isinstance(world.driver, Driver):
-        code = "unknown" if failure.exit_code is None else describe(failure.exit_code)
+        code = "unknown" if failure.exit_code is None else describe_code(failure.exit_code)
         draft.set(reasons.DRIVER_EXITED, submission=world.job.submission_id, code=code)
     else:
         draft.set(reasons.DRIVER_NOT_SUBMITTED)

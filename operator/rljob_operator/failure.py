@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import signal
 from dataclasses import dataclass
 
 from rljob_api import exitcodes, names
@@ -14,6 +15,14 @@ from .world import Cluster, Driver, DriverUnknown, Pod, World, is_restartable
 
 _LOG_LINES = 12
 _LOG_CHARACTERS = 2000
+_SIGNALLED = 128
+# Lines around the driver's own: the report for machines, and Ray's words about starting it.
+_NOT_OURS = (
+    names.REPORT_LINE_PREFIX,
+    "Job entrypoint command failed with exit code",
+    "Runtime env is setting up",
+    "Running entrypoint for job",
+)
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,8 @@ class Failure:
     exit_code: int | None = None
     final: bool = False
     """No restart can help."""
-    pod: str = ""
+    logs: str = ""
+    """The driver's last log lines, with a heading; empty when there are none."""
 
 
 def find_failure(world: World, cluster: Cluster, deadlines: Deadlines) -> Failure | None:
@@ -48,12 +58,12 @@ def _pods_lost(world: World, cluster: Cluster) -> Failure | None:
     heads = [pod for pod in pods if pod.head]
     if not any(_runs(pod) for pod in heads):
         pod, words = _evidence(world, heads, head=True)
-        return Failure("HeadLost", f"the head pod {pod} is gone{words}", exit_code, pod=pod)
+        return Failure("HeadLost", f"the head pod {pod} is gone{words}", exit_code)
     workers = [pod for pod in pods if not pod.head]
     lost = [pod for pod in workers if not _lives(pod, cluster)]
     if lost or len(workers) < cluster.workers:
         pod, words = _evidence(world, lost, head=False)
-        return Failure("WorkerLost", f"worker pod {pod} is gone{words}", exit_code, pod=pod)
+        return Failure("WorkerLost", f"worker pod {pod} is gone{words}", exit_code)
     return None
 
 
@@ -88,9 +98,9 @@ def _driver_ended(world: World) -> Failure | None:
                 if code is not None or world.report is None or world.report.failed is None
                 else world.report.failed.exit_code
             )
-            ended = "the driver ended" if code is None else f"the driver ended with exit code {exitcodes.describe(code)}"
-            detail = ended + (f": {told}" if told else "") + _quote(message)
-            return Failure("DriverFailed", detail, code, final=not is_restartable(code))
+            ended = "the driver ended" if code is None else f"the driver ended with exit code {describe_code(code)}"
+            detail = ended + (f": {told}" if told else "")
+            return Failure("DriverFailed", detail, code, final=not is_restartable(code), logs=_quote(message))
         case Driver(status="STOPPED"):
             return Failure("DriverFailed", "the driver was stopped through Ray by someone else")
         case DriverUnknown() if world.driver_seen or _stepped(world):
@@ -98,8 +108,18 @@ def _driver_ended(world: World) -> Failure | None:
     return None
 
 
+def describe_code(code: int) -> str:
+    """The code with the name of what it stands for: one of ours, or a signal as shells write it."""
+    if code > _SIGNALLED:
+        try:
+            return f"{code} ({signal.Signals(code - _SIGNALLED).name})"
+        except ValueError:
+            return str(code)
+    return exitcodes.describe(code)
+
+
 def _quote(message: str) -> str:
-    lines = [line.rstrip() for line in message.splitlines() if line.strip() and names.REPORT_LINE_PREFIX.strip() not in line]
+    lines = [line.rstrip() for line in message.splitlines() if line.strip() and not any(word in line for word in _NOT_OURS)]
     text = "\n".join(lines[-_LOG_LINES:])[-_LOG_CHARACTERS:]
     return f"\nlast log lines:\n{text}" if text else ""
 

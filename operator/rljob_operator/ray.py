@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from rljob_api import names
 from rljob_api.progress import ProgressReport
@@ -112,13 +112,24 @@ class Ray:
         return await self._transport(method, namespace, names.head_service(cluster), names.DASHBOARD_PORT, path, body)
 
 
+class _Details(BaseModel):
+    """The part of Ray's JobDetails that is used."""
+
+    status: str
+    driver_exit_code: int | None = None
+    message: str | None = None
+
+
 def read_driver(body: str) -> Driver | Unreachable:
     """Ray's JobDetails."""
     try:
-        details = json.loads(body)
-        return Driver(str(details["status"]), details.get("driver_exit_code"), str(details.get("message") or ""))
-    except (ValueError, KeyError, TypeError):
+        details = _Details.model_validate_json(body)
+    except ValidationError:
         return Unreachable(f"not what Ray's jobs API answers: {body[:200]}")
+    code = details.driver_exit_code
+    if code is not None and code < 0:  # Python's way to say "killed by this signal"; the shell's fits one byte
+        code = 128 - code
+    return Driver(details.status, code, details.message or "")
 
 
 def read_report(text: str) -> ProgressReport | Unreachable:

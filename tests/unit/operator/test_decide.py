@@ -367,7 +367,8 @@ def test_a_finished_job_at_rest_needs_nothing() -> None:
 
 
 def test_a_permanent_exit_code_fails_the_job_at_once_with_the_log() -> None:
-    lines = "\n".join(f"line {number}" for number in range(30)) + "\nRLJOB-REPORT {}"
+    heading = "Job entrypoint command failed with exit code 78, last available logs (truncated to 20,000 chars):"
+    lines = "\n".join([heading, *(f"line {number}" for number in range(30)), "RLJOB-REPORT {}"])
     told = report(7, phase="Failed", failed=Failed(exit_code=78, message="loss is nan at step 8"))
     before = training(driver=Driver("FAILED", 78, lines), report=told)
     plan, conditions = outcome(before)
@@ -396,7 +397,7 @@ def test_restarts_are_bounded() -> None:
     before = training(job=job(running(4, restarts=3)), clusters=(cluster(4),), pods=pods(4), driver=Driver("FAILED", 73))
     plan, conditions = outcome(before)
     assert conditions["Succeeded"][:2] == ("False", "DriverFailed")
-    assert "all 3 restarts are used up" in conditions["Succeeded"][2]
+    assert "failurePolicy.maxRestarts 3 allows no other attempt" in conditions["Succeeded"][2]
     assert apply(plan, before).restarts == 3
 
 
@@ -415,7 +416,8 @@ def test_a_newer_checkpoint_resets_the_count_of_restarts() -> None:
 
 
 def test_exit_codes_that_are_not_ours_are_transient() -> None:
-    _, conditions = outcome(training(driver=Driver("FAILED", 137)))
+    _, conditions = outcome(training(driver=Driver("FAILED", 137, "Running entrypoint for job copy-1: x\nmine")))
+    assert conditions["Succeeded"][2] == ("attempt 1: the driver ended with exit code 137 (SIGKILL)\nlast log lines:\nmine")
     assert conditions["Succeeded"][1] == "Restarting"
 
 

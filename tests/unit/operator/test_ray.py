@@ -42,6 +42,7 @@ DETAILS = {"status": "FAILED", "driver_exit_code": 13, "message": "last lines", 
     [
         (200, json.dumps(DETAILS), Driver("FAILED", 13, "last lines")),
         (200, json.dumps({"status": "RUNNING", "driver_exit_code": None, "message": None}), Driver("RUNNING")),
+        (200, json.dumps({"status": "FAILED", "driver_exit_code": -9, "message": "m"}), Driver("FAILED", 137, "m")),
         (404, "Job copy-1 does not exist", DriverUnknown()),
     ],
 )

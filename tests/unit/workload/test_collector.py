@@ -226,9 +226,9 @@ async def test_an_answer_that_never_comes_is_retried_and_the_prompt_then_skipped
     collector, rank = make(), FakeRank()
     rank.hold = lambda request: request.tag[0] == 0
     await collector.start([[rank]], 0)
-    trained = await steps(collector, 3)
+    trained = await steps(collector, 4)
     assert collector.counters()["skipped_names"] == {"RetryBudgetExhausted": [0]}
-    assert sorted(trained) == list(range(1, 13))
+    assert sorted(trained) == list(range(1, 17))
 
 
 async def test_restored_groups_that_are_too_old_are_replaced_and_the_step_goes_on(make: Any) -> None:

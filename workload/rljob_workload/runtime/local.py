@@ -16,6 +16,7 @@ from rljob_api.layout import layout_of
 from rljob_api.names import RESOURCE_AMOUNT, RESOURCE_HEAD, RESOURCE_NODE
 from rljob_api.spec import RLJobSpec
 from rljob_workload.core.checkpoint import write_json
+from rljob_workload.runtime import view
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.guardian import Guardian
 from rljob_workload.runtime.run import execute
@@ -37,6 +38,7 @@ def run_local(spec: RLJobSpec, *, name: str, namespace: str, directory: Path, sh
     except RunError as err:
         print(f"rljob: {err}", file=sys.stderr)
         return int(err.code)
+    show_bar = view.wanted(show_progress)
     temporary = tempfile.mkdtemp(prefix="rljob-")  # short: Ray puts unix sockets below it
     guardian = Guardian(Path(temporary))
     try:
@@ -47,7 +49,8 @@ def run_local(spec: RLJobSpec, *, name: str, namespace: str, directory: Path, sh
             host="127.0.0.1",
             port=port,
             spread=False,
-            show_progress=show_progress,
+            show_log=show_progress and not show_bar,
+            show_bar=show_bar,
             linger_seconds=0.0,
         )
     finally:

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 
-from rljob_api.exitcodes import describe
+from rljob_api.exitcodes import ExitCode, describe
 from rljob_api.names import PROGRESS_PORT
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.run import execute, log_to_stderr
@@ -33,16 +33,26 @@ def main() -> int:
         host="0.0.0.0",  # noqa: S104 - the operator reads it from another pod
         port=PROGRESS_PORT,
         spread=True,
-        show_progress=True,
+        show_log=True,
+        show_bar=False,
         linger_seconds=LINGER_SECONDS,
     )
 
 
 def _connect() -> None:
-    """Join the cluster that this process was submitted to."""
+    """Join the cluster that this process was submitted to; never one that happens to be found."""
     import ray
 
-    ray.init(address="auto", log_to_driver=False, configure_logging=False)
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
+        raise RunError(
+            ExitCode.ENVIRONMENT_MISSING,
+            "RAY_ADDRESS is not set: this driver is submitted as a Ray job, which sets it; `rljob local` starts its own Ray",
+        )
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RuntimeError) as err:
+        raise RunError(ExitCode.ENVIRONMENT_MISSING, f"cannot join Ray at RAY_ADDRESS={address}: {err}") from err
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from rljob_api.exitcodes import ExitCode, describe
@@ -29,11 +30,12 @@ def execute(
     host: str,
     port: int,
     spread: bool,
-    show_progress: bool,
+    show_log: bool,
+    show_bar: bool,
     linger_seconds: float,
 ) -> int:
     """Run one attempt. Always returns an exit code, always leaves a final report behind."""
-    log_to_stderr(quiet=not show_progress)
+    log_to_stderr(quiet=not show_log)
     try:
         log_to_file(attempt.directory / "logs" / f"driver-attempt-{attempt.number:06d}.log")
         server, progress = _serve(attempt, mirror, host, port)
@@ -42,7 +44,9 @@ def execute(
         log.error("exit code %s: %s", describe(code), message)  # noqa: TRY400 - bad input gets no traceback
         return int(code)
     try:
-        status = _guarded(attempt, progress, start_ray, spread=spread)
+        with _shown(progress, show_bar):
+            status = _guarded(attempt, progress, start_ray, spread=spread)
+        _say(progress, show_bar)
         if linger_seconds:
             progress.wait_until_read(linger_seconds)
             # Ray keeps the log: the report can still be read there when nobody came in time.
@@ -51,6 +55,21 @@ def execute(
     finally:
         server.close()
         close_files()
+
+
+def _shown(progress: Progress, show_bar: bool) -> AbstractContextManager[None]:
+    if not show_bar:
+        return nullcontext()
+    from rljob_workload.runtime import view
+
+    return view.bar(progress)
+
+
+def _say(progress: Progress, show_bar: bool) -> None:
+    """Where the bar took the log's place, the end still needs a sentence."""
+    finished = progress.report.finished
+    if show_bar and finished:
+        print(f"Succeeded ({finished.reason}): {finished.message}", file=sys.stderr)
 
 
 def _serve(attempt: Attempt, mirror: Path, host: str, port: int) -> tuple[ProgressServer, Progress]:
