@@ -57,18 +57,19 @@ class FakeEnvironment:
     def __init__(self, *, quick: bool = True, judge: Callable[[str, str], float] = lambda answer, expected: 0.5) -> None:
         self.quick = quick
         self.judge = judge
+        self.extra = itertools.cycle((0.0, 0.25))  # equal rewards would be filtered
 
     def score(self, answer: str, expected: str) -> Score:
-        return Score(self.judge(answer, expected), False)
+        return Score(self.judge(answer, expected) + next(self.extra), False)
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Any:
     """A collector for the copy task with P = 4, G = 2."""
 
-    def build(environment: FakeEnvironment | None = None, **changes: Any) -> Collector:
+    def build(environment: FakeEnvironment | None = None, steps: int = 500, **changes: Any) -> Collector:
         spec = yaml.safe_load((ROOT / "examples" / "copy.yaml").read_text())["spec"]
-        spec["algorithm"]["grpo"] |= {"promptsPerStep": 4, "generationsPerPrompt": 2, "microBatchSize": 8}
+        spec["algorithm"]["grpo"] |= {"promptsPerStep": 4, "generationsPerPrompt": 2, "microBatchSize": 8, "steps": steps}
         spec["generation"] |= {"maxInFlightPrompts": 8}
         spec["prompts"] |= {"retryBudget": 1}
         spec["environment"] |= {"timeoutSeconds": 1}
@@ -76,8 +77,7 @@ def make(tmp_path: Path) -> Any:
             section, _, field = path.partition("__")
             spec[section][field] = value
         collector = Collector(spec, str(tmp_path), 1)
-        if environment:
-            collector._environment = environment  # the environment is chosen by name in a spec; here by object
+        collector._environment = environment or FakeEnvironment()  # the environment is chosen by name in a spec; here by object
         return collector
 
     yield build
@@ -209,7 +209,7 @@ async def test_a_hanging_environment_is_given_up_after_its_deadline(make: Any) -
             release.wait(10)
         return 0.5
 
-    collector = make(FakeEnvironment(quick=False, judge=judge))
+    collector = make(FakeEnvironment(quick=False, judge=judge), steps=3)
     try:
         await collector.start([[FakeRank()]], 0)
         assert sorted(await steps(collector, 3)) == list(range(12))
@@ -223,7 +223,7 @@ async def test_an_answer_that_never_comes_is_retried_and_the_prompt_then_skipped
 ) -> None:
     seconds = itertools.count()
     monkeypatch.setattr(module._ActiveClock, "now", lambda self: float(next(seconds)))
-    collector, rank = make(), FakeRank()
+    collector, rank = make(steps=4), FakeRank()
     rank.hold = lambda request: request.tag[0] == 0
     await collector.start([[rank]], 0)
     trained = await steps(collector, 4)
