@@ -105,12 +105,12 @@ class ReplayableSource:
         """The next row; takes a handout from the loader when the last one is used up."""
         row = self._advance()
         if isinstance(row, Row):
-            self._hold(self._next - 1, row)
+            self._hold(self._next - 1, row, kept=self._keep_rows and row_to_json(row) is not None)
         return row
 
-    def _hold(self, ordinal: int, row: Row) -> None:
+    def _hold(self, ordinal: int, row: Row, *, kept: bool) -> None:
         self._rows[ordinal] = row
-        if not self._keep_rows or row_to_json(row) is None:
+        if not kept:
             self._unkept[ordinal] = None
 
     def _advance(self) -> Row | BadRow:
@@ -242,7 +242,8 @@ class ReplayableSource:
         if lost := sorted(set(live) - found.keys()):
             raise SourceChangedError(f"the data has changed since the checkpoint: prompts {lost[:8]} cannot be read any more")
         for ordinal in sorted(found):
-            self._hold(ordinal, found[ordinal])
+            # A row that came out of a checkpoint goes into the next one too: the place before it may be gone.
+            self._hold(ordinal, found[ordinal], kept=ordinal in kept or (self._keep_rows and row_to_json(found[ordinal]) is not None))
 
     def restart(self, next_ordinal: int) -> None:
         """From the loader's beginning; a first resume without any saved place comes here too."""

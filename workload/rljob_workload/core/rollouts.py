@@ -78,6 +78,7 @@ class Rollouts:
         self._settings = settings
         self._open: dict[int, Group] = {}
         self._buffer: dict[int, FinishedGroup] = {}
+        self._training: dict[int, FinishedGroup] = {}
         self._filtered: list[FinishedGroup] = []
         #: Ordinals to be answered (again), lowest first: the one that holds the frontier back comes first.
         self._waiting: list[int] = []
@@ -224,8 +225,7 @@ class Rollouts:
         groups = heapq.nsmallest(self._window.prompts_per_step, self._buffer.values(), key=self._order)
         ordinals = tuple(group.ordinal for group in groups)
         self.ledger.take(ordinals)
-        for ordinal in ordinals:
-            del self._buffer[ordinal]
+        self._training = {ordinal: self._buffer.pop(ordinal) for ordinal in ordinals}
         filtered, self._filtered = self._filtered, []
         rows = tuple(row for group in groups for row in self._rows(group))
         return TrainBatch(step, ordinals, rows), step_info(groups, version, filtered)
@@ -233,8 +233,15 @@ class Rollouts:
     def commit(self, step: int, ordinals: Sequence[int]) -> None:
         """The optimizer step over these prompts was taken. May be repeated."""
         if self.ledger.commit(step, ordinals):
+            self._training = {}
             for ordinal in ordinals:
                 self._done(ordinal)
+
+    def give_back(self) -> None:
+        """The training step did not happen: its groups are finished groups again."""
+        self.ledger.give_back(list(self._training))
+        self._buffer |= self._training
+        self._training = {}
 
     def check(self) -> None:
         """Raise when the books do not add up, in the ledger or against the source."""
@@ -300,7 +307,7 @@ class Rollouts:
             trained_before=trained_before,
             group_size=self._settings.group_size,
         )
-        self._open, self._tries, self._filtered = {}, {}, []
+        self._open, self._tries, self._training, self._filtered = {}, {}, {}, []
         self._version = version or 0
         restored = restore(saved, self._source, self._window, rules)
         self.ledger, self._buffer, self._waiting = restored.ledger, restored.buffer, restored.waiting
