@@ -243,7 +243,9 @@ class ReplayableSource:
             raise SourceChangedError(f"the data has changed since the checkpoint: prompts {lost[:8]} cannot be read any more")
         for ordinal in sorted(found):
             # A row that came out of a checkpoint goes into the next one too: the place before it may be gone.
-            self._hold(ordinal, found[ordinal], kept=ordinal in kept or (self._keep_rows and row_to_json(found[ordinal]) is not None))
+            self._hold(
+                ordinal, found[ordinal], kept=ordinal in kept or (self._keep_rows and row_to_json(found[ordinal]) is not None)
+            )
 
     def restart(self, next_ordinal: int) -> None:
         """From the loader's beginning; a first resume without any saved place comes here too."""

@@ -227,7 +227,10 @@ class Rollouts:
         self.ledger.take(ordinals)
         self._training = {ordinal: self._buffer.pop(ordinal) for ordinal in ordinals}
         filtered, self._filtered = self._filtered, []
-        rows = tuple(row for group in groups for row in self._rows(group))
+        # Filtered groups have no advantage, and the policy's loss is a mean over them too: dropping them from the mean
+        # instead would weaken the entropy bonus, and a policy that has learnt most prompts would collapse.
+        share = len(groups) / (len(groups) + len(filtered))
+        rows = tuple(row for group in groups for row in self._rows(group, share))
         return TrainBatch(step, ordinals, rows), step_info(groups, version, filtered)
 
     def commit(self, step: int, ordinals: Sequence[int]) -> None:
@@ -254,11 +257,11 @@ class Rollouts:
     def _order(self, group: FinishedGroup) -> tuple[int, bool, int]:
         return group.first_version, not self.ledger.is_owed(group.ordinal), group.ordinal
 
-    def _rows(self, group: FinishedGroup) -> list[TrainRow]:
+    def _rows(self, group: FinishedGroup, share: float) -> list[TrainRow]:
         prompt = self._source.row(group.ordinal).tokens
         advantages = group_advantages([scored.reward for scored in group.answers])
         return [
-            TrainRow(prompt + scored.answer.tokens, len(prompt), scored.answer.logprobs, advantage)
+            TrainRow(prompt + scored.answer.tokens, len(prompt), scored.answer.logprobs, advantage * share)
             for scored, advantage in zip(group.answers, advantages, strict=True)
         ]
 

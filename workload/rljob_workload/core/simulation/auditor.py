@@ -306,5 +306,3 @@ class Auditor:
     @staticmethod
     def _usable(answers: Answered, event: Resumed) -> bool:
         return answers.size == event.group_size and event.version - answers.first_version <= event.max_age
-
-

@@ -51,7 +51,14 @@ class SimSettings:
 
     def resolved(self) -> SimSettings:
         """With derived defaults filled in. Raises SettingsError for values that make no run."""
-        for name, low in {"prompts": 1, "crashes": 0, "prompts_per_step": 1, "group_size": 2, "max_age": 1, "handout": 1}.items():
+        for name, low in {
+            "prompts": 1,
+            "crashes": 0,
+            "prompts_per_step": 1,
+            "group_size": 2,
+            "max_age": 1,
+            "handout": 1,
+        }.items():
             if getattr(self, name) < low:
                 raise SettingsError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least {low}")
         for name in ("failure_rate", "filter_rate"):

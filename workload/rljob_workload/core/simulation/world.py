@@ -16,12 +16,13 @@ from typing import Any
 from rljob_workload.algorithm.batch import Answer, Request
 from rljob_workload.core.groups import Group
 from rljob_workload.core.ledger import Counts, LedgerError
-from rljob_workload.core.rollouts import Rollouts, RolloutSettings
+from rljob_workload.core.rollouts import RolloutError, Rollouts, RolloutSettings
 from rljob_workload.core.rollouts import Verdict as Fate
 from rljob_workload.core.simulation import auditor as audit
 from rljob_workload.core.simulation.data import LONGEST_PROMPT, DataFacts, make_source
 from rljob_workload.core.simulation.rivals import Rival
 from rljob_workload.core.simulation.settings import SimSettings
+from rljob_workload.core.source import SourceError
 from rljob_workload.core.window import Window
 
 #: Operations of one run before it is called endless, per prompt.
@@ -56,7 +57,7 @@ class Outcome:
     crashes: int
     steps: int
     operations: int
-    #: Failures of the ledger's own cross-checks.
+    #: What the core itself refused: books that do not add up, data that is another one.
     refused: list[str] = field(default_factory=list)
     skipped_names: dict[str, list[int]] = field(default_factory=dict)
     #: Prompts that a rival's rule dropped without counting, because a try failed.
@@ -107,8 +108,8 @@ class World:
                 continue
             except StalledError:
                 self.auditor.observe(audit.Ended(life.rollouts.ledger.counts().live, stalled=True))
-            except LedgerError as err:
-                self.refused.append(str(err))
+            except (LedgerError, RolloutError, SourceError) as err:
+                self.refused.append(f"{type(err).__name__}: {err}")
             else:
                 self.auditor.observe(audit.Ended(life.rollouts.ledger.counts().live, stalled=False))
             return self._outcome(life)
@@ -261,9 +262,7 @@ class Life:
         elif world.rival:
             world.rival.forget()
         number = disk.number if disk else None
-        self._observe(
-            audit.Resumed(number, self.version, sizes.load_replay_buffer, sizes.group_size, sizes.max_age, rehanded)
-        )
+        self._observe(audit.Resumed(number, self.version, sizes.load_replay_buffer, sizes.group_size, sizes.max_age, rehanded))
         if disk is not None:
             self._report()
         self._operation()
