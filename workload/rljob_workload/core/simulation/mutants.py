@@ -18,6 +18,7 @@ from rljob_workload.core.ledger import DoneSet, Entry, Ledger, SkipCause, State
 from rljob_workload.core.replayable import ReplayableSource
 from rljob_workload.core.rollouts import Rollouts
 from rljob_workload.core.source import Source
+from rljob_workload.core.window import Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,5 +228,5 @@ MUTANTS = (
     Mutant("retry counts not saved", resume, "ledger_from_json", _failures_not_saved),
     Mutant("late answers of a failed try taken", Rollouts, "arrive", _late_answers_taken),
     Mutant("restored buffer answered again", resume, "_restore_buffer", _buffer_answered_again),
-    Mutant("age limit off by one", rollouts.Window, "too_old", _age_limit_off_by_one),
+    Mutant("age limit off by one", Window, "too_old", _age_limit_off_by_one),
 )
