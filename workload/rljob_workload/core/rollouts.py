@@ -15,7 +15,7 @@ still finishes its steps.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -42,6 +42,10 @@ __all__ = [
 
 #: New prompts in a row that cannot be used before the source is given up.
 MOST_UNUSABLE = 100_000
+
+
+#: Told of every prompt that is given up: its ordinal, the cause, and the cause's particulars.
+SkipListener = Callable[[int, SkipCause, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,9 @@ class Verdict(StrEnum):
 class Rollouts:
     """All prompts of a run that are not done."""
 
-    def __init__(self, source: Source, window: Window, settings: RolloutSettings) -> None:
+    def __init__(self, source: Source, window: Window, settings: RolloutSettings, on_skip: SkipListener | None = None) -> None:
         self.ledger = Ledger()
+        self._on_skip = on_skip
         self._source = source
         self._window = window
         self._settings = settings
@@ -126,15 +131,15 @@ class Rollouts:
         if self._source.next_ordinal != self.ledger.next_ordinal:
             raise LedgerError(f"prompt {ordinal} is number {self._source.next_ordinal - 1} of the source")
         if isinstance(row, BadRow):
-            self._skip(ordinal, SkipCause.BAD_ROW)
+            self._skip(ordinal, SkipCause.BAD_ROW, row.reason)
             return None
         return ordinal
 
     def _fits(self, ordinal: int) -> bool:
-        if len(self._source.row(ordinal).tokens) <= self._settings.longest_prompt:
-            return True
-        self._skip(ordinal, SkipCause.PROMPT_TOO_LONG)
-        return False
+        length, most = len(self._source.row(ordinal).tokens), self._settings.longest_prompt
+        if length > most:
+            self._skip(ordinal, SkipCause.PROMPT_TOO_LONG, f"{length} tokens, at most {most} leave room for an answer")
+        return length <= most
 
     def _open_group(self, ordinal: int, version: int, now: float) -> Request:
         self.ledger.dispatch(ordinal)
@@ -195,8 +200,9 @@ class Rollouts:
         if not self.is_open(group):
             return None
         del self._open[group.ordinal]
-        if self.ledger.fail(group.ordinal) > self._settings.retry_budget:
-            self._skip(group.ordinal, SkipCause.RETRY_BUDGET_EXHAUSTED)
+        failures = self.ledger.fail(group.ordinal)
+        if failures > self._settings.retry_budget:
+            self._skip(group.ordinal, SkipCause.RETRY_BUDGET_EXHAUSTED, f"{failures} tries failed")
             return SkipCause.RETRY_BUDGET_EXHAUSTED
         heapq.heappush(self._waiting, group.ordinal)
         return None
@@ -279,9 +285,11 @@ class Rollouts:
         self.ledger.evict(ordinal)
         heapq.heappush(self._waiting, ordinal)
 
-    def _skip(self, ordinal: int, cause: SkipCause) -> None:
+    def _skip(self, ordinal: int, cause: SkipCause, particulars: str) -> None:
         self.ledger.skip(ordinal, cause)
         self._done(ordinal)
+        if self._on_skip:
+            self._on_skip(ordinal, cause, particulars)
 
     def _done(self, ordinal: int) -> None:
         self._tries.pop(ordinal, None)

@@ -77,7 +77,11 @@ def build_rollouts(spec: RLJobSpec, task: TaskData) -> Rollouts:
         retry_budget=spec.prompts.retry_budget,
         filters_per_step=grpo.prompts_per_step,
     )
-    return Rollouts(source, window, settings)
+    return Rollouts(source, window, settings, _log_skip)
+
+
+def _log_skip(ordinal: int, cause: SkipCause, particulars: str) -> None:
+    log.warning("prompt %d is skipped (%s): %s", ordinal, cause, particulars)
 
 
 class Collector:

@@ -18,7 +18,7 @@ from typing import Any
 
 from rljob_workload.core.simulation import publish
 from rljob_workload.core.simulation.mutants import MUTANTS
-from rljob_workload.core.simulation.settings import RULES, SimSettings, random_schedule
+from rljob_workload.core.simulation.settings import SimSettings, random_schedule
 from rljob_workload.core.simulation.world import Outcome, World
 
 SCHEDULES = 10_000
@@ -83,17 +83,29 @@ def catch(number: int, schedules: int = MUTANT_SCHEDULES) -> dict[str, Any]:
     return {"mutant": mutant.name, "schedule": None}
 
 
-def rival(task: tuple[str, float]) -> dict[str, Any]:
-    """One line of the table: one epoch of 19,200 prompts, 17 crashes."""
-    rule, failure_rate = task
+#: The table's lines: its name there, the rule, and whether the buffer is restored.
+RIVALS = (
+    ("ledger", "ledger", True),
+    ("live-cursor", "live-cursor", False),
+    ("live-cursor + buffer", "live-cursor", True),
+    ("frontier + buffer", "frontier", True),
+    ("low-water", "low-water", False),
+    ("cut + buffer", "cut", True),
+    ("consumed-set", "consumed-set", False),
+)
+
+
+def rival(task: tuple[tuple[str, str, bool], float]) -> dict[str, Any]:
+    """One line of the table: one pass over 19,200 prompts, 17 crashes."""
+    (name, rule, buffer), failure_rate = task
     settings = SimSettings(
-        seed=1, prompts=19_200, rows=30_000, crashes=17, failure_rate=failure_rate, rule=rule, filter_rate=0.0, bad_rows=0.0,
-        answer_timeout=1000.0,
+        seed=1, prompts=19_200, rows=30_000, crashes=17, failure_rate=failure_rate, rule=rule, load_replay_buffer=buffer,
+        filter_rate=0.0, bad_rows=0.0, answer_timeout=1000.0,
     )  # fmt: skip
     outcome = World(settings).run()
     verdict = outcome.verdict
     return {
-        "rule": rule,
+        "rule": name,
         "failure_rate": failure_rate,
         "lost": verdict.lost,
         "trained_again": verdict.trained_twice,
@@ -112,7 +124,7 @@ def main() -> int:
     options = parser.parse_args()
     began = time.monotonic()
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
-        rivals = pool.map_async(rival, [(rule, rate) for rate in (0.0, 0.01) for rule in RULES], chunksize=1)
+        rivals = pool.map_async(rival, [(line, rate) for rate in (0.0, 0.01) for line in RIVALS], chunksize=1)
         seeds = range(options.first, options.first + options.schedules)
         tally, failing = Tally(), list[str]()
         chunks = [seeds[at : at + 50] for at in range(0, len(seeds), 50)]

@@ -8,7 +8,7 @@ from typing import Any
 
 _BEGIN, _END = "<!-- made by `make proof-sim`: begin -->", "<!-- made by `make proof-sim`: end -->"
 _LOST, _AGAIN, _TEXT = "#b3261e", "#e6a23c", "#444"
-_ROW, _LEFT, _WIDTH = 34, 130, 720
+_ROW, _LEFT, _WIDTH = 34, 150, 720
 
 
 def publish(directory: Path, result: Mapping[str, Any]) -> None:
@@ -34,7 +34,7 @@ def summary(result: Mapping[str, Any]) -> str:
     caught = [row for row in result["mutants"] if row["schedule"]]
     lines.append(f"mutants caught: {len(caught)} of {len(result['mutants'])}")
     lines += [
-        f"  {row['rule']:13} {row['failure_rate']:5.0%} failures: lost {row['lost']:5}, "
+        f"  {row['rule']:20} {row['failure_rate']:5.0%} failures: lost {row['lost']:5}, "
         f"trained again {row['trained_again']:5}, extra answers {row['extra_answers_percent']:5} %"
         for row in result["rules"]
     ]

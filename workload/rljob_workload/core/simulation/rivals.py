@@ -21,8 +21,9 @@ _Rule = Callable[[int, State | None, bool], str]
 class Rival:
     """Keeps what a rule needs to know beside the ledger's file."""
 
-    def __init__(self, rule: str) -> None:
+    def __init__(self, rule: str, *, buffer: bool = True) -> None:
         self.rule = rule
+        self.buffer = buffer
         self.trained: set[int] = set()
         self.dropped: set[int] = set()
 
@@ -61,11 +62,15 @@ class Rival:
         low = min((o for o in range(next_ordinal) if o not in self.trained), default=next_ordinal)
         consumed = {o for o in range(next_ordinal) if o not in live}  # dropped ones count as consumed
         cut = min(outstanding, frontier)
+
+        def kept(state: State | None) -> bool:
+            return self.buffer and state is State.BUFFERED
+
         rules: dict[str, _Rule] = {
-            "live-cursor": lambda o, state, trained: "d",
-            "frontier": lambda o, state, trained: "b" if state is State.BUFFERED else "d" if o < frontier else "p",
+            "live-cursor": lambda o, state, trained: "b" if kept(state) else "d",
+            "frontier": lambda o, state, trained: "b" if kept(state) else "d" if o < frontier else "p",
             "low-water": lambda o, state, trained: "d" if o < low else "p",
-            "cut": lambda o, state, trained: "b" if state is State.BUFFERED else "d" if o < cut else "p",
+            "cut": lambda o, state, trained: "b" if kept(state) else "d" if o < cut else "p",
             "consumed-set": lambda o, state, trained: "d" if o in consumed else "p",
         }
         return rules[self.rule]

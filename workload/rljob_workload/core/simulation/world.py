@@ -15,7 +15,7 @@ from typing import Any
 
 from rljob_workload.algorithm.batch import Answer, Request
 from rljob_workload.core.groups import Group
-from rljob_workload.core.ledger import Counts, LedgerError
+from rljob_workload.core.ledger import Counts, LedgerError, SkipCause
 from rljob_workload.core.rollouts import RolloutError, Rollouts, RolloutSettings
 from rljob_workload.core.rollouts import Verdict as Fate
 from rljob_workload.core.simulation import auditor as audit
@@ -26,7 +26,7 @@ from rljob_workload.core.source import SourceError
 from rljob_workload.core.window import Window
 
 #: Operations of one run before it is called endless, per prompt.
-MOST_OPERATIONS_PER_PROMPT = 3000
+MOST_OPERATIONS_PER_PROMPT = 1000
 
 
 class CrashError(Exception):
@@ -81,7 +81,7 @@ class World:
         self.settings = settings = settings.resolved()
         self.rng = random.Random(f"world:{settings.seed}")  # noqa: S311 - reproducible, not secret
         self.facts = DataFacts.of(settings)
-        self.rival = Rival(settings.rule) if settings.rule != "ledger" else None
+        self.rival = Rival(settings.rule, buffer=settings.load_replay_buffer) if settings.rule != "ledger" else None
         budget = settings.retry_budget
         self.auditor = audit.Auditor(
             audit.Facts(self.facts.row_at, self.facts.too_long, self.facts.unreadable, retry_budget=budget)
@@ -106,7 +106,8 @@ class World:
                 if self.settings.vary:
                     sizes = self._varied(sizes)
                 continue
-            except StalledError:
+            except StalledError as err:
+                self.refused.append(str(err))
                 self.auditor.observe(audit.Ended(life.rollouts.ledger.counts().live, stalled=True))
             except (LedgerError, RolloutError, SourceError) as err:
                 self.refused.append(f"{type(err).__name__}: {err}")
@@ -124,7 +125,9 @@ class World:
                 self._grace = self.rng.randrange(60)
                 raise CrashError
         if self.operations > MOST_OPERATIONS_PER_PROMPT * (self.settings.prompts + 100):
-            raise StalledError
+            raise StalledError(
+                f"no end in sight after {self.operations} operations; are there answers before --answer-timeout?"
+            )
 
     def _varied(self, sizes: SimSettings) -> SimSettings:
         choice: Any = self.rng.choice
@@ -182,7 +185,7 @@ class Life:
             retry_budget=0 if self.world.rival else sizes.retry_budget,
             filters_per_step=sizes.prompts_per_step,
         )
-        return Rollouts(make_source(self.world.facts, sizes), window, settings)
+        return Rollouts(make_source(self.world.facts, sizes), window, settings, self._see_skip)
 
     # ---- the trainer's loop -----------------------------------------------------------------
 
@@ -275,7 +278,7 @@ class Life:
 
     def _wait_for_an_event(self) -> None:
         if not self._events:
-            raise StalledError
+            raise StalledError("nothing can happen any more, and the run is not finished")
         self._happen()
 
     def _pass_time(self, duration: float) -> None:
@@ -314,10 +317,8 @@ class Life:
 
     def _dispatch(self) -> None:
         evicted = self._buffered_answers()
-        before = self.rollouts.ledger.skipped_names() if self.sizes.bad_rows else {}
         requests = self.rollouts.dispatch(self.version, self.now)
         self._see_evictions(evicted)
-        self._see_skips(before)
         for request in requests:
             self._ask(request)
         if requests:
@@ -366,9 +367,8 @@ class Life:
         if self.world.rival:
             self.world.rival.dropped.add(group.ordinal)
             return
-        self._observe(audit.Failed(group.ordinal))
-        if cause is not None:
-            self._observe(audit.Skipped(group.ordinal, cause))
+        if cause is None:
+            self._observe(audit.Failed(group.ordinal))
 
     # ---- what dispatch did besides ----------------------------------------------------------
 
@@ -379,8 +379,9 @@ class Life:
         for ordinal in sorted(before - self.rollouts._buffer.keys()):
             self._observe(audit.Evicted(ordinal))
 
-    def _see_skips(self, before: dict[str, list[int]]) -> None:
-        for cause, names in self.rollouts.ledger.skipped_names().items() if self.sizes.bad_rows else ():
-            for ordinal in names[len(before.get(cause, ())) :]:
-                if not self.world.rival:
-                    self._observe(audit.Skipped(ordinal, cause))
+    def _see_skip(self, ordinal: int, cause: SkipCause, particulars: str) -> None:
+        if self.world.rival:
+            return
+        if cause is SkipCause.RETRY_BUDGET_EXHAUSTED:
+            self._observe(audit.Failed(ordinal))
+        self._observe(audit.Skipped(ordinal, cause))
