@@ -1,6 +1,6 @@
 """Cost of the ledger over a prompt's whole life, with every check on, and its memory and saved size.
 
-python -P benchmarks/ledger.py [--prompts N]
+python -m benchmarks.ledger [--prompts N]
 """
 
 from __future__ import annotations

@@ -1,24 +1,18 @@
 """How fast the trainer is under `rljob local`: steps/s, samples/s, and where a step's time goes.
 
-    .venv/bin/python benchmarks/train.py [--job examples/copy.yaml] [--out build/bench/train.json]
+    .venv/bin/python -m benchmarks.train [--job examples/copy.yaml] [--out build/bench/train.json]
 
 Runs the job to its end in a fresh directory, reads its metrics.jsonl and prints a table. The first steps are left out of
 the rates (imports, allocations); the time to the target counts everything from the first prompt on.
 """
 
-# ruff: noqa: E402
-
 from __future__ import annotations
-
-import sys
-
-# This file's folder must not be searched: it holds an operator.py, the name of a module of the standard library.
-sys.path.pop(0)
 
 import argparse
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path

@@ -53,6 +53,8 @@ RESOURCE_AMOUNT = 100
 
 RAY_VERSION = "2.60.0"
 WORKER_GROUP = "workers"
+# Ray's container in head and worker pods; a container of this name in trainer.template is merged with it.
+CONTAINER = "trainer"
 
 
 def cluster_name(job: str, attempt: int) -> str:

@@ -103,11 +103,10 @@ def _validated(draft: Draft, verdict: Verdict) -> None:
 
 
 def _between(world: World, draft: Draft, spec: RLJobSpec | None) -> Step:
-    status = world.job.status
     leftovers = tuple(
         DeleteCluster(one.name, one.uid) for one in world.clusters if one.owner_uid == world.job.uid and not one.deleting
     )
-    if status.attempt and (waiting := _previous_attempt(world, draft, Terms.of(spec))):
+    if waiting := _previous_attempt(world, draft, Terms.of(spec)):
         return Step(leftovers, waiting)
     if spec is None:
         draft.set(reasons.STATE_INVALID)

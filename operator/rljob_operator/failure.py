@@ -16,6 +16,7 @@ from .world import Cluster, Driver, DriverUnknown, Pod, World, is_restartable
 _LOG_LINES = 12
 _LOG_CHARACTERS = 2000
 _SIGNALLED = 128
+_EVIDENCE_SECONDS = 3.0
 # Lines around the driver's own: the report for machines, and Ray's words about starting it.
 _NOT_OURS = (
     names.REPORT_LINE_PREFIX,
@@ -32,6 +33,8 @@ class Failure:
     reason: str
     detail: str
     exit_code: int | None = None
+    evident: bool = True
+    """Whether it is known how the thing that ended it ended."""
     final: bool = False
     """No restart can help."""
     logs: str = ""
@@ -40,12 +43,15 @@ class Failure:
 
 def find_failure(world: World, cluster: Cluster, deadlines: Deadlines) -> Failure | None:
     """The first thing that ended the attempt, or None while it lives."""
-    return (
-        _pods_lost(world, cluster)
-        or _driver_ended(world)
-        or _cluster_refused(world, cluster)
-        or _overdue(world, cluster, deadlines)
-    )
+    if lost := _pods_lost(world, cluster):
+        return lost if lost.evident or not _evidence_may_come(world) else None
+    return _driver_ended(world) or _cluster_refused(world, cluster) or _overdue(world, cluster, deadlines)
+
+
+def _evidence_may_come(world: World) -> bool:
+    """KubeRay deletes an ended pod at once, and the watch that saw how it ended may be a moment late."""
+    since = world.incomplete_since
+    return since is not None and (world.now - since).total_seconds() < _EVIDENCE_SECONDS
 
 
 def _pods_lost(world: World, cluster: Cluster) -> Failure | None:
@@ -58,12 +64,12 @@ def _pods_lost(world: World, cluster: Cluster) -> Failure | None:
     heads = [pod for pod in pods if pod.head]
     if not any(_runs(pod) for pod in heads):
         pod, words = _evidence(world, heads, head=True)
-        return Failure("HeadLost", f"the head pod {pod} is gone{words}", exit_code)
+        return Failure("HeadLost", f"the head pod {pod} is gone{words}", exit_code, bool(words))
     workers = [pod for pod in pods if not pod.head]
-    lost = [pod for pod in workers if not _lives(pod, cluster)]
+    lost = [pod for pod in workers if not _lives(pod, cluster, world.members)]
     if lost or len(workers) < cluster.workers:
         pod, words = _evidence(world, lost, head=False)
-        return Failure("WorkerLost", f"worker pod {pod} is gone{words}", exit_code)
+        return Failure("WorkerLost", f"worker pod {pod} is gone{words}", exit_code, bool(words))
     return None
 
 
@@ -71,13 +77,14 @@ def _runs(pod: Pod) -> bool:
     return not pod.ended and not pod.deleting
 
 
-def _lives(pod: Pod, cluster: Cluster) -> bool:
-    """Runs, and was there when the cluster was first complete.
+def _lives(pod: Pod, cluster: Cluster, members: frozenset[str]) -> bool:
+    """Runs, and was there when the cluster was first complete (by its times, which have whole seconds, and by its name).
 
     KubeRay replaces a lost worker within seconds; the replacement knows nothing of the run. A head is never replaced
     (names.ANNOTATION_NO_HEAD_RESTART), so heads need no such test.
     """
-    return _runs(pod) and cluster.provisioned is not None and pod.created <= cluster.provisioned
+    first = cluster.provisioned is not None and pod.created <= cluster.provisioned
+    return _runs(pod) and first and (not members or pod.name in members)
 
 
 def _evidence(world: World, lost: list[Pod], head: bool) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from .api import ApiUnreachableError, HttpAnswer, RayError, Transport
 from .world import Driver, DriverAnswer, DriverUnknown, Unreachable
 
 _TIMEOUT_SECONDS = 5.0
+_LONGEST_BODY = 2**20
 
 
 class DirectTransport:
@@ -37,7 +38,7 @@ class DirectTransport:
             )
         try:
             async with self._session.request(method, url, json=body) as answer:
-                return HttpAnswer(answer.status, await answer.text())
+                return HttpAnswer(answer.status, await _tail(answer.content))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ApiUnreachableError(f"{url}: {str(error) or type(error).__name__}") from error
 
@@ -45,6 +46,16 @@ class DirectTransport:
         """Close connections."""
         if self._session is not None:
             await self._session.close()
+
+
+async def _tail(content: aiohttp.StreamReader) -> str:
+    """The end of a body: a driver's log may be longer than this process should hold, and its end is what matters."""
+    kept = bytearray()
+    async for chunk in content.iter_any():
+        kept += chunk
+        if len(kept) > 2 * _LONGEST_BODY:
+            del kept[:-_LONGEST_BODY]
+    return kept[-_LONGEST_BODY:].decode(errors="replace")
 
 
 class Ray:
@@ -97,14 +108,15 @@ class Ray:
             return Unreachable(str(error))
         if answer.status != 200:
             return Unreachable(f"{answer.status}: {answer.body[:200]}")
+        _, found, rest = answer.body.rpartition(names.REPORT_LINE_PREFIX)
+        if not found:
+            return Unreachable("no report in the driver's log")
+        # The log is one JSON string of the answer, whose beginning may be cut off: read the string from here to its end.
         try:
-            logs = str(json.loads(answer.body)["logs"])
-        except (ValueError, KeyError, TypeError):
+            lines, _ = json.JSONDecoder().raw_decode(f'"{rest}')
+        except ValueError:
             return Unreachable("the logs are not what Ray's jobs API answers")
-        for line in reversed(logs.splitlines()):
-            if names.REPORT_LINE_PREFIX in line:
-                return read_report(line.partition(names.REPORT_LINE_PREFIX)[2])
-        return Unreachable("no report in the driver's log")
+        return read_report(str(lines).partition("\n")[0])
 
     async def _ask(
         self, method: str, namespace: str, cluster: str, path: str, body: Mapping[str, Any] | None = None

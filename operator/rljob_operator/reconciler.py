@@ -35,6 +35,8 @@ class Notes:
     outcome: Outcome = field(default_factory=Outcome)
     report: ProgressReport | None = None
     driver_seen: bool = False
+    incomplete_since: datetime.datetime | None = None
+    members: frozenset[str] = frozenset()
     warning: str = ""
     warning_read: datetime.datetime | None = None
 
@@ -81,7 +83,7 @@ class Reconciler:
         plan = decide(world)
         self._log(job, plan)
         again = await self._actor.act(world, plan, notes.outcome)
-        if plan.status_patch is not None:
+        if plan.status_patch is not None and again is None:
             self._written[key] = world.now
         return plan.requeue_after if again is None else again
 
@@ -167,6 +169,12 @@ class Reconciler:
             return world
         if cluster.provisioned and not _complete(world, cluster):
             world = replace(world, pods=await self._pods(job))
+        if cluster.provisioned and not _complete(world, cluster):
+            notes.incomplete_since = notes.incomplete_since or world.now
+        elif cluster.provisioned:
+            notes.incomplete_since = None
+            notes.members = notes.members or frozenset(pod.name for pod in world.pods_of(cluster.name))
+        world = replace(world, incomplete_since=notes.incomplete_since, members=notes.members)
         world = await self._observe_trouble(world, cluster, notes)
         if cluster.provisioned and any(pod.head and not pod.ended for pod in world.pods_of(cluster.name)):
             return await self._observe_driver(world, cluster, notes)

@@ -23,7 +23,6 @@ from rljob_api.spec import HeadResources, Resources, RLJobSpec
 
 from .world import Job
 
-CONTAINER = "trainer"
 _GRACE_SECONDS = 10
 _MEBI = 2**20
 _MERGE_KEYS = {
@@ -160,16 +159,16 @@ def _pod(
     based = lay_under(_POD_DEFAULTS, {**template, "spec": inner}, path)
     merged: dict[str, Any] = lay_under(based, ours, path)
     named = [_checked(one, f"{path}.spec.containers[{index}]", Mapping) for index, one in enumerate(theirs)]
-    under = next((dict(one) for one in named if one.get("name") == CONTAINER), {})
+    under = next((dict(one) for one in named if one.get("name") == names.CONTAINER), {})
     container = _container(spec, resources, gpus, head, under)
-    merged["spec"]["containers"] = [container, *(dict(one) for one in named if one.get("name") != CONTAINER)]
+    merged["spec"]["containers"] = [container, *(dict(one) for one in named if one.get("name") != names.CONTAINER)]
     return merged
 
 
 def _container(
     spec: RLJobSpec, resources: Resources | HeadResources, gpus: int, head: bool, under: Mapping[str, Any]
 ) -> dict[str, Any]:
-    path = f"spec.trainer.template.spec.containers[{CONTAINER}]"
+    path = f"spec.trainer.template.spec.containers[{names.CONTAINER}]"
     theirs = [_checked(one, f"{path}.env", Mapping) for one in _checked(under.get("env", []), f"{path}.env", list)]
     environment = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     if gpus == 0 and all(one.get("name") != "OMP_NUM_THREADS" for one in theirs):
@@ -183,7 +182,7 @@ def _container(
         for kind in amounts.values():
             kind["nvidia.com/gpu"] = str(gpus)
     container: dict[str, Any] = {
-        "name": CONTAINER,
+        "name": names.CONTAINER,
         "image": spec.trainer.image,
         "env": [{"name": name, "value": value} for name, value in environment.items()],
         "resources": amounts,

@@ -50,9 +50,9 @@ def last_step(world: World) -> datetime.datetime | None:
 
 
 def take_report(world: World, draft: Draft, max_skipped: int) -> None:
-    """Copy the report into the status."""
+    """Copy the report into the status, once the driver knows where it stands: before that its zeros say nothing."""
     report = world.report
-    if report is None:
+    if report is None or (report.step == 0 and report.resume is None):
         return
     seen = last_step(world)
     validation = world.job.status.validation

@@ -130,7 +130,8 @@ class Store:
             self.clusters.drop(key)
         else:
             self.pods.drop(key)
-            self._departed.setdefault(owner, {})[key[1]] = replace(read_pod(obj), ended=True, ready=False)
+            if self.jobs.get(owner) is not None:
+                self._departed.setdefault(owner, {})[key[1]] = replace(read_pod(obj), ended=True, ready=False)
 
 
 def _owner(metadata: Object) -> Key | None:

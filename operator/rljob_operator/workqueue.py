@@ -37,12 +37,6 @@ class WorkQueue:
         heapq.heappush(self._heap, (due, key))
         self._woken.set()
 
-    def forget(self, key: Key) -> None:
-        """Drop timers and failures of a key that is gone."""
-        self._due.pop(key, None)
-        self._failures.pop(key, None)
-        self._dirty.discard(key)
-
     def take(self) -> Key | None:
         """A key that is due and not being handled, or None."""
         held: list[tuple[float, Key]] = []
@@ -50,7 +44,7 @@ class WorkQueue:
         while self._heap and self._heap[0][0] <= self._clock():
             due, key = heapq.heappop(self._heap)
             if self._due.get(key) != due:
-                continue  # superseded by an earlier time, or forgotten
+                continue  # superseded by an earlier time
             if key in self._busy:
                 held.append((due, key))
                 continue
@@ -104,5 +98,9 @@ class WorkQueue:
         self._woken.set()
 
     def _next_delay(self) -> float | None:
-        waiting = [due for key, due in self._due.items() if key not in self._busy]
-        return max(min(waiting) - self._clock(), 0.001) if waiting else None
+        while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        due = next((due for due, key in self._heap[:1] if key not in self._busy), None)
+        if due is None:  # the next one is being handled: look at all
+            due = min((due for key, due in self._due.items() if key not in self._busy), default=None)
+        return None if due is None else max(due - self._clock(), 0.001)

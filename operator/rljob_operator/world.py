@@ -152,6 +152,10 @@ class World:
     pods: tuple[Pod, ...] = ()
     departed: tuple[Pod, ...] = ()
     """Pods of the attempt that are gone, as they were last seen."""
+    members: frozenset[str] = frozenset()
+    """Names of the attempt's pods when this process first saw all of them ready; empty before."""
+    incomplete_since: datetime.datetime | None = None
+    """Since when this process has seen that pods of the complete cluster are missing or ended."""
     stranger: str = ""
     """Owner of an object that bears the attempt's cluster name and is not ours."""
     claim_exists: bool | None = None
@@ -256,8 +260,10 @@ def read_pod(obj: Mapping[str, Any]) -> Pod:
     """A pod with our label."""
     metadata, status = obj["metadata"], obj.get("status") or {}
     labels = metadata.get("labels") or {}
-    containers = list(status.get("containerStatuses") or [])
-    terminated = next((state for one in containers[:1] if (state := (one.get("state") or {}).get("terminated"))), None)
+    ours: Mapping[str, Any] = next(
+        (one for one in status.get("containerStatuses") or [] if one.get("name") == names.CONTAINER), {}
+    )
+    terminated = (ours.get("state") or {}).get("terminated")
     conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
     return Pod(
         name=metadata["name"],

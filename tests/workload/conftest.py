@@ -35,6 +35,8 @@ def copy_spec(task: str = "copy3", **changes: Any) -> RLJobSpec:
     """The example's spec with another task and changed algorithm or generation fields."""
     raw = yaml.safe_load((ROOT / "examples" / "copy.yaml").read_text())["spec"]
     raw["data"]["builtin"] = task
+    raw["algorithm"]["grpo"] |= {"promptsPerStep": 8, "microBatchSize": 64}
+    raw["generation"]["maxInFlightPrompts"] = 8
     if task == "copyv":
         raw["generation"] |= {"maxNewTokens": 7, "maxSequenceLength": 16}
         # The fewer other tokens there are, the sooner an untrained policy hits the end token: lengths differ from the start.

@@ -73,7 +73,7 @@ def test_a_killed_rank_and_a_killed_driver_lose_no_prompt_and_leave_no_process(t
     spec["model"]["shape"]["vocabSize"] = 18
     spec["data"]["builtin"] = "copyv"
     spec["generation"] |= {"maxNewTokens": 7, "maxInFlightPrompts": 16, "maxRequests": 64}
-    spec["algorithm"]["grpo"] |= {"steps": STEPS}
+    spec["algorithm"]["grpo"] |= {"steps": STEPS, "promptsPerStep": PROMPTS, "microBatchSize": PROMPTS * 8}
     spec["checkpoint"]["everySteps"] = 12
     spec["validation"] = {"everySteps": 12, "prompts": 50}
     path = tmp_path / "job.yaml"

@@ -48,13 +48,13 @@ REFUSED: list[tuple[dict[str, Any], str, str, tuple[str, ...]]] = [
         {"algorithm.grpo.microBatchSize": 48},
         "batch-size",
         "spec.algorithm.grpo.microBatchSize",
-        ("= 64 answers", "microBatchSize 48"),
+        ("= 128 answers", "microBatchSize 48"),
     ),
     (
         {"trainer.ranksPerNode": 4},
         "batch-size",
         "spec.algorithm.grpo.microBatchSize",
-        ("data-parallel size 4", "256"),
+        ("data-parallel size 4", "512"),
     ),
     ({"parallelism.sequence": True}, "sequence-parallel", "spec.parallelism.sequence", ("tensor > 1",)),
     (

@@ -85,7 +85,7 @@ def test_the_example_is_complete_and_shows_the_defaults() -> None:
     spec = RLJobSpec.model_validate({k: v for k, v in manifest["spec"].items() if v is not None})
     shown = set(manifest["spec"])
     assert shown == {info.alias for info in RLJobSpec.model_fields.values()}
-    assert spec.algorithm.grpo.prompts_per_step == 8
+    assert spec.algorithm.grpo.prompts_per_step == 16
     assert spec.model.allow_inference_optimized_training is False
 
 

@@ -93,7 +93,7 @@ class FakeCluster:
         pod = self.pods[name]
         pod["status"] = {
             "phase": "Failed",
-            "containerStatuses": [{"state": {"terminated": {"reason": "OOMKilled", "exitCode": code}}}],
+            "containerStatuses": [{"name": "trainer", "state": {"terminated": {"reason": "OOMKilled", "exitCode": code}}}],
         }
         self._touch(pod)
 

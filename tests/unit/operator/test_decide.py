@@ -292,6 +292,15 @@ def test_a_resumed_attempt_waits_for_its_own_first_step() -> None:
     assert conditions["Succeeded"][1] == "Starting"
 
 
+def test_a_driver_that_has_not_loaded_yet_does_not_set_the_numbers_back() -> None:
+    status = running(2, step=54, prompts={"handedOut": 440, "trained": 432, "inFlight": 8})
+    before = training(job=job(status), clusters=(cluster(2),), pods=pods(2), report=report(0, attempt=2))
+    after = apply(decide(before), before)
+    assert after.step == 54
+    assert after.prompts is not None
+    assert after.prompts.handed_out == 440
+
+
 @pytest.mark.parametrize(("budget", "reason"), [(3, "WithinBudget"), (2, "BudgetExceeded")])
 def test_skipped_prompts_are_counted_with_their_causes(budget: int, reason: str) -> None:
     counts = PromptCounts(handed_out=4096, trained=4093, skipped=3, skipped_by={"RetryBudgetExhausted": [17, 90, 113]})
@@ -435,6 +444,15 @@ def test_a_lost_head_quotes_kuberays_event_when_the_pod_was_never_seen_dead() ->
     assert conditions["ClusterReady"][2] == "the head pod of copy-1 is gone: DeletedHeadPod: exit 137"
 
 
+def test_a_loss_without_a_word_waits_a_moment_for_the_watch_to_tell_how() -> None:
+    assert apply(decide(training(pods=(pod(),), incomplete_since=at(58))), training()).last_failure is None
+    late = training(pods=(pod(),), incomplete_since=at(56))
+    assert apply(decide(late), late).last_failure is not None
+    told = (pod("worker", ended=True, last_words="OOMKilled, exit code 137"),)
+    early = training(pods=(pod(),), departed=told, incomplete_since=at(59))
+    assert "OOMKilled" in apply(decide(early), early).last_failure.message  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     "left",
     [
@@ -449,6 +467,13 @@ def test_a_lost_worker_is_a_failed_attempt(left: Any) -> None:
     _, conditions = outcome(training(pods=left))
     assert conditions["ClusterReady"][1] == "WorkerLost"
     assert conditions["Succeeded"][1] == "Restarting"
+
+
+def test_a_worker_replaced_within_the_same_second_is_lost() -> None:
+    members = frozenset({"copy-1-head", "copy-1-worker"})
+    replaced = training(pods=(pod(), pod("worker", name="copy-1-other", created=at(20))), members=members)
+    assert apply(decide(replaced), replaced).last_failure.reason == "WorkerLost"  # type: ignore[union-attr]
+    assert apply(decide(training(members=members)), training()).last_failure is None
 
 
 def test_a_worker_that_is_only_unready_is_not_lost() -> None:
@@ -537,6 +562,12 @@ def test_the_next_attempt_has_the_next_number() -> None:
     status = apply(decide(before), before)
     assert (status.attempt, status.ray_cluster_name, status.attempt_start_time) == (2, None, stamp(60))
     assert status.last_failure is not None
+
+
+def test_a_status_that_was_wiped_starts_nothing_beside_what_runs() -> None:
+    plan, conditions = outcome(world(60, {}))
+    assert plan.actions == (DeleteCluster("copy-1", "cluster-1"),)
+    assert conditions["Restarting"][1] == "WaitingForPodsToExit"
 
 
 def test_a_spec_made_invalid_between_attempts_starts_nothing() -> None:

@@ -90,14 +90,14 @@ async def test_a_report_of_another_version_is_named_not_half_read() -> None:
     assert "reportVersion" in answer.detail
 
 
-async def test_the_last_report_is_found_in_the_logs() -> None:
+async def test_the_last_report_is_found_in_logs_whose_beginning_is_cut_off() -> None:
     lines = [
         "starting",
         "RLJOB-REPORT " + json.dumps(report(1).to_wire()),
         "RLJOB-REPORT " + json.dumps(report(9).to_wire()),
         "end",
     ]
-    transport = Canned(200, json.dumps({"logs": "\n".join(lines)}))
+    transport = Canned(200, json.dumps({"logs": "\n".join(lines)})[30:])
     answer = await Ray(transport).last_report_in_logs("ns", "c", "copy-1")
     assert answer == report(9)
     assert transport.asked[0][4] == "/api/jobs/copy-1/logs"

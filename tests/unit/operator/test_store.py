@@ -43,14 +43,26 @@ def test_children_concern_the_job_of_their_label() -> None:
 
 def test_a_deleted_pod_is_remembered_as_it_was_last_seen() -> None:
     store = Store()
+    store.take("rljobs", obj("copy", 1))
     pod = obj("copy-1-head", 3, **{"ray.io/cluster": "copy-1", "ray.io/node-type": "head"})
-    pod["status"] = {"containerStatuses": [{"state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]}
+    sidecar = {"name": "logs", "state": {"running": {}}}
+    pod["status"] = {
+        "containerStatuses": [sidecar, {"name": "trainer", "state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]
+    }
     store.take("pods", pod)
     store.take("pods", pod, deleted=True)
     assert store.pods.owned_by(KEY) == []
     (gone,) = store.departed(KEY)
     assert (gone.name, gone.head, gone.last_words) == ("copy-1-head", True, "OOMKilled, exit code 137")
     store.forget_departed(KEY)
+    assert store.departed(KEY) == []
+
+
+def test_pods_that_outlive_their_job_are_not_remembered() -> None:
+    store = Store()
+    store.take("rljobs", obj("copy", 1))
+    store.take("rljobs", obj("copy", 1), deleted=True)
+    store.take("pods", obj("copy-1-head", 3), deleted=True)
     assert store.departed(KEY) == []
 
 

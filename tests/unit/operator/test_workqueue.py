@@ -99,14 +99,6 @@ def test_overdue_says_how_late_the_queue_is() -> None:
     assert q.overdue() == 42
 
 
-def test_a_forgotten_key_does_not_come() -> None:
-    q, clock = queue()
-    q.add(A, 1)
-    q.forget(A)
-    clock.now += 5
-    assert q.take() is None
-
-
 async def test_get_waits_until_a_key_is_added() -> None:
     q = WorkQueue()
     waiter = asyncio.create_task(q.get())

@@ -3,21 +3,15 @@
 Writes build/bench/operator.json and prints the same as a table. The installed operator is scaled down meanwhile.
 """
 
-# ruff: noqa: E402
-
 from __future__ import annotations
-
-import os
-import sys
-
-# This file's folder must not be searched: its name is that of a module of the standard library.
-sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
 
 import contextlib
 import copy
 import json
+import os
 import secrets
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
