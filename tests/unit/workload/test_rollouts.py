@@ -122,7 +122,7 @@ def test_groups_of_equal_rewards_are_filtered_up_to_the_limit_and_count_in_the_s
     assert rollouts.scored(group, [(0.0, False), (0.0, False)]) is Verdict.BUFFERED
     taken = rollouts.take(1, version=0)
     assert taken is not None
-    assert (taken[0].ordinals, taken[1].filtered, taken[1].samples) == ((2,), 2, 2)
+    assert (taken[0].ordinals, taken[1].filtered, taken[1].samples) == ((2,), (0, 1), 2)
     assert (taken[1].reward, taken[1].correct) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
     assert [row.advantage for row in taken[0].rows] == [0.0, 0.0]
     rollouts.commit(1, (2,))

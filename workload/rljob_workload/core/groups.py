@@ -68,8 +68,8 @@ class StepInfo:
     #: Versions between a group's first token and this step: over the step's groups.
     oldest_age: int
     mean_age: float
-    #: Groups whose equal rewards taught nothing, since the step before.
-    filtered: int = 0
+    #: Prompts whose equal rewards taught nothing, since the step before.
+    filtered: tuple[int, ...] = ()
 
 
 def step_info(groups: Sequence[FinishedGroup], version: int, filtered: Sequence[FinishedGroup] = ()) -> StepInfo:
@@ -85,7 +85,7 @@ def step_info(groups: Sequence[FinishedGroup], version: int, filtered: Sequence[
         spanning=sum(scored.answer.first_version != scored.answer.last_version for scored in trained),
         oldest_age=max(ages),
         mean_age=sum(ages) / len(ages),
-        filtered=len(filtered),
+        filtered=tuple(group.ordinal for group in filtered),
     )
 
 
