@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request
+from rljob_workload.core.source import SourceChangedError, SourceError
 from rljob_workload.environments.base import Score
 from rljob_workload.runtime import collector as module
 from rljob_workload.runtime.collector import Collector, CollectorFailedError
@@ -244,3 +245,40 @@ async def test_restored_groups_that_are_too_old_are_replaced_and_the_step_goes_o
     taken, _ = await soon(resumed.take(10))
     assert taken.ordinals == (4, 5, 6, 7)
     assert taken.info.oldest_age == 0
+
+
+async def test_a_source_that_fails_ends_the_run_as_a_failure_of_the_data(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    collector = make()
+    source = collector._rollouts._source
+    monkeypatch.setattr(source, "pull", lambda: (_ for _ in ()).throw(SourceError("before prompt 0: the source ended")))
+    await collector.start([[FakeRank()]], 0)
+    with pytest.raises(SourceError, match="replica 0: SourceError: before prompt 0: the source ended"):
+        await soon(collector.take(1))
+
+
+async def test_without_load_replay_buffer_the_finished_groups_are_answered_again(make: Any) -> None:
+    collector = make()
+    await collector.start([[FakeRank()]], 0)
+    taken, _ = await soon(collector.take(1))
+    await collector.commit(1, taken.ordinals)
+    saved = await collector.snapshot()
+    other = make(checkpoint__loadReplayBuffer=False)
+    report = await other.restore(saved, 1)
+    assert (report.restored_groups, report.rehanded) == (0, [4, 5, 6, 7])
+
+
+async def test_changed_data_is_given_up_only_when_the_job_says_so(make: Any) -> None:
+    collector = make()
+    await collector.start([[FakeRank()]], 0)
+    taken, _ = await soon(collector.take(1))
+    await collector.commit(1, taken.ordinals)
+    saved = await collector.snapshot()
+    with pytest.raises(SourceChangedError, match="seed was 0 and is 3"):
+        await make(data__seed=3).restore(saved, 1)
+    other = make(data__seed=3, data__onChange="Restart")
+    assert (await other.restore(saved, 1)).source_changed == 4
+    assert other.counters()["skipped_names"] == {"SourceChanged": [4, 5, 6, 7]}
+
+
+async def test_the_status_names_the_cap(make: Any) -> None:
+    assert (await make().status())["cap"] == {"configured": 8, "effective": 8, "reason": "", "warning": ""}
