@@ -71,3 +71,9 @@ bench-train: install ## Steps/s, samples/s and the share of each phase, under rl
 	@$(PY) -m benchmarks.train
 bench-operator: install ## RSS and start-up time of the operator
 	@$(PY) -m benchmarks.operator_process
+
+.PHONY: proof-sim bench-ledger
+proof-sim: install ## 10,000 simulated schedules, the mutants and the rivals: no prompt lost; writes docs/lossless.md's table
+	@$(PY) -m rljob_workload.core.simulation.proof
+bench-ledger: install ## Cost of the prompt ledger: time, memory, saved size
+	@$(PY) -m benchmarks.ledger

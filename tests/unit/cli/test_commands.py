@@ -78,6 +78,19 @@ def test_watch_without_a_cluster_says_what_to_do(monkeypatch: pytest.MonkeyPatch
     assert "set KUBECONFIG" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["junk", "{}", "clusters: 3", "{a: ["])
+def test_watch_with_a_malformed_kubeconfig_ends_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    path = tmp_path / "config"
+    path.write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    assert main(["watch", "copy"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("rljob: no cluster configured: ")
+    assert error.count("\n") == 1
+
+
 def test_the_line_of_watch_shows_reward_skipped_and_state() -> None:
     conditions = [
         {"type": "Succeeded", "status": "Unknown", "reason": "Running", "message": "step 7 of 500"},
