@@ -55,8 +55,25 @@ generate: install ## Write the generated files: CRD, reference pages
 lock: install ## Pin the dependencies again
 	@dev/lock.sh
 
+.PHONY: oracle test-slow
+SEED ?= 1
+N ?= 2000
+oracle: install ## Ask the real Megatron and our rules about N random layouts of SEED (build/oracle.json)
+	@$(PY) -W ignore -m dev.oracle --seed $(SEED) -n $(N)
+test-slow: install ## The long forms: parity with the API server (cluster up), fuzz, oracle
+	@eval "$$(dev/cluster.sh env)"
+	RLJOB_PARITY_SPECS=5000 $(PY) -m pytest -q tests/apiserver/test_cel_parity.py
+	RLJOB_FUZZ=100000 $(PY) -m pytest -q tests/unit/fuzz
+	$(PY) -W ignore -m dev.oracle --seed $(SEED) -n 5000
+
 .PHONY: bench-train bench-operator
 bench-train: install ## Steps/s, samples/s and the share of each phase, under rljob local
 	@$(PY) -m benchmarks.train
 bench-operator: install ## RSS and start-up time of the operator
 	@$(PY) -m benchmarks.operator_process
+
+.PHONY: proof-sim bench-ledger
+proof-sim: install ## 10,000 simulated schedules, the mutants and the rivals: no prompt lost; writes docs/lossless.md's table
+	@$(PY) -m rljob_workload.core.simulation.proof
+bench-ledger: install ## Cost of the prompt ledger: time, memory, saved size
+	@$(PY) -m benchmarks.ledger

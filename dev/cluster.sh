@@ -4,6 +4,7 @@
 #   dev/cluster.sh up              start it and wait until it is ready (the first time: compile it, some minutes)
 #   dev/cluster.sh down [--force]  stop it and undo every change to the machine; --force also another checkout's cluster
 #   dev/cluster.sh status          say what runs; ends with 1 when it is not up
+#   dev/cluster.sh ready           end with 0 when it is up and held by this checkout, else say who holds it
 #   dev/cluster.sh exec COMMAND    run a command where pod and service addresses and names exist
 #   dev/cluster.sh load ARCHIVE    import a docker or OCI archive, so that pods can use its images
 #   dev/cluster.sh env             print the lines that make kubectl and helm use it: eval "$(dev/cluster.sh env)"
@@ -22,12 +23,13 @@ for part in lib build machine config components commands external; do
 done
 
 case ${1:-} in
-  up | down | status | load | exec | env | build)
+  up | down | status | ready | load | exec | env | build)
     command=$1
     shift
     if external; then "external_$command" "$@"; else "cluster_$command" "$@"; fi
     ;;
   # by up, inside the cluster's namespaces
   --inside) shift; trap 'exit 130' INT TERM; "$@" ;;
-  *) sed -n '2,16p' "$SELF" | sed 's/^# \{0,1\}//'; exit 2 ;;
+  -h | --help | help) sed -n '2,16p' "$SELF" | sed 's/^# \{0,1\}//' ;;
+  *) { [ -z "${1:-}" ] || echo "unknown command: $1"; sed -n '2,16p' "$SELF" | sed 's/^# \{0,1\}//'; } >&2; exit 2 ;;
 esac

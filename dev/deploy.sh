@@ -30,7 +30,7 @@ find_tools() {
     command -v "$tool" > /dev/null || die "$tool is not on PATH; install it to use the cluster of KUBECONFIG=$KUBECONFIG"
   done
   embedded || dev/cluster.sh up > /dev/null || exit 1 # it only looks whether the cluster answers and has KubeRay
-  if embedded && [ ! -S "$SOCKET" ]; then die "the embedded cluster is not up; start it: dev/cluster.sh up"; fi
+  ! embedded || dev/cluster.sh ready || exit 1
 }
 
 # What `helm upgrade` gets for the image. The digest in an annotation restarts the pod when :dev has new content.

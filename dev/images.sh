@@ -169,7 +169,7 @@ how_to_push() {
 }
 load() { # KIND
   embedded || { how_to_push "$1"; return 0; }
-  [ -S "$SOCKET" ] || die "the embedded cluster is not up, so $1 was not loaded. Start it: dev/cluster.sh up"
+  "$DEV/cluster.sh" ready || die "$1 was not loaded"
   exists "$CONTENT" || die "$1 is not built, or has changed since: dev/images.sh build $1"
   TMPDIR=$IMAGES/tmp python3 -IS "$DEV/image_load.py" --socket "$SOCKET" --storage "$IMAGES" \
     --dependencies "$DEPENDENCIES" --name "$LATEST" "$CONTENT"

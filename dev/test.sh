@@ -26,11 +26,8 @@ trap finish EXIT
 KUBECONFIG_OWN=${KUBECONFIG:-} # a cluster of the user's, which stays as it is
 dev/cluster.sh up
 eval "$(dev/cluster.sh env)"
-# Two operators on one cluster would answer for the same jobs; deploy.sh brings the installed one back.
-if kubectl -n rljob-system get deployment rljob > /dev/null 2>&1; then
-  kubectl -n rljob-system scale deployment rljob --replicas=0
-  kubectl -n rljob-system wait --for=delete pod -l app.kubernetes.io/name=rljob --timeout=60s
-fi
+# Two operators on one cluster would answer for the same jobs, and an older webhook by older rules; installed again below.
+if helm -n rljob-system status rljob > /dev/null 2>&1; then dev/deploy.sh down; fi
 say "cluster and API server tests"
 pytest tests/cluster tests/apiserver
 say "images, chart, operator"

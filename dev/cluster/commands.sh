@@ -113,6 +113,7 @@ need_up() {
   if ! cluster_lives || ! cluster_complete; then die "the embedded cluster is not up; start it with: $SELF up"; fi
   mine
 }
+cluster_ready() { need_up; }
 cluster_load() {
   [ -f "${1:-}" ] || die "load wants one archive of an image (docker save, buildah push docker-archive: or oci-archive:); '${1:-}' is not a file"
   need_up

@@ -35,6 +35,7 @@ external_kuberay() {
 external_up() { external_reachable; external_kuberay; }
 external_down() { say "KUBECONFIG=$KUBECONFIG is a cluster of your own: nothing was stopped or changed. Unset KUBECONFIG to stop the embedded one"; }
 external_status() { external_reachable; external_kubectl get nodes -o wide; external_kuberay; }
+external_ready() { external_reachable; }
 external_env() { printf 'export KUBECONFIG=%q\n' "$KUBECONFIG"; }
 external_load() { die "KUBECONFIG=$KUBECONFIG is a cluster of your own: push $1 to a registry that its nodes can pull from"; }
 external_exec() { die "exec works in the embedded cluster only, but KUBECONFIG=$KUBECONFIG is a cluster of your own; use kubectl exec or kubectl port-forward"; }

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from . import names
+from .cel import root_validations, spec_validations
 from .spec import RLJobSpec
 from .status import RLJobStatus
 
@@ -143,6 +144,8 @@ def model_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 def custom_resource_definition() -> dict[str, Any]:
     """The whole CRD object."""
+    spec = model_schema(RLJobSpec)
+    spec["x-kubernetes-validations"] = spec_validations(spec)
     schema = {
         "type": "object",
         "description": "RLJob is one async RL post-training run of a language model.",
@@ -150,10 +153,12 @@ def custom_resource_definition() -> dict[str, Any]:
         "properties": {
             "apiVersion": {"type": "string", "description": f"{names.API_VERSION}"},
             "kind": {"type": "string", "description": names.KIND},
-            "metadata": {"type": "object"},
-            "spec": model_schema(RLJobSpec),
+            # Any name that Kubernetes takes: the length bounds the estimated cost of the rule on it.
+            "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}},
+            "spec": spec,
             "status": model_schema(RLJobStatus),
         },
+        "x-kubernetes-validations": root_validations(),
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",

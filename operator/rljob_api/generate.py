@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from . import validation_page
 from .crd import custom_resource_definition, model_schema
 from .exitcodes import ExitCode
 from .reasons import REASONS, ConditionType
@@ -90,9 +91,11 @@ def _spec_page() -> str:
 
     rows = (row(*leaf) for leaf in _leaves(model_schema(RLJobSpec), "spec"))
     fields = _table(("field", "type", "default", "meaning", "honoured by this version"), rows)
-    rules = _table(("rule", "severity", "reason"), ((f"`{r.id}`", r.severity, f"`{r.reason}`") for r in RULES))
+    every = (*RULES, *validation_page.EXTRA_RULES)
+    rules = _table(("rule", "severity", "reason"), ((f"`{r.id}`", r.severity, f"`{r.reason}`") for r in every))
     note = "A required field of an optional block is required where the block is given."
-    return f"<!-- {_NOTE} -->\n# The spec, field by field\n\n{note}\n\n{fields}\n# Rules\n\n{rules}"
+    pointer = "Each is explained in [validation.md](validation.md)."
+    return f"<!-- {_NOTE} -->\n# The spec, field by field\n\n{note}\n\n{fields}\n# Rules\n\n{pointer}\n\n{rules}"
 
 
 def files() -> dict[str, str]:
@@ -102,6 +105,7 @@ def files() -> dict[str, str]:
         "docs/conditions.md": _conditions_page(),
         "docs/exit-codes.md": _exit_codes_page(),
         "docs/spec.md": _spec_page(),
+        "docs/validation.md": validation_page.page(_NOTE),
     }
 
 

@@ -11,6 +11,12 @@ PRESETS = {
 }
 
 
+#: Calls that one of Ray's asyncio actors runs at once by default (measured: 999 are answered, the 1,000th blocks), and how many
+#: of them stay free for control calls and retries. Each answer of a group is one call.
+ACTOR_CALLS = 1000
+CALLS_KEPT_FREE = 100
+
+
 @dataclass(frozen=True)
 class Layout:
     """Resolved sizes of the process groups.
@@ -70,3 +76,22 @@ def in_flight_prompts(spec: RLJobSpec) -> int:
     """Configured cap on prompts answered at the same time: `promptsPerStep * maxTrajectoryAgeSteps` when unset."""
     grpo = spec.algorithm.grpo
     return spec.generation.max_in_flight_prompts or grpo.prompts_per_step * grpo.max_trajectory_age_steps
+
+
+def padded_vocabulary(size: int, tensor: int) -> int:
+    """Rows of the embedding: the next multiple of the tensor-parallel size, since each of its ranks holds as many."""
+    return -(-size // tensor) * tensor
+
+
+def stage_patterns(shape: Shape, stages: int) -> list[str]:
+    """Layer symbols of each pipeline stage as Megatron writes them: `*` attention, `-` feed-forward, `E` experts, `M` Mamba.
+
+    A decoder without a pattern is cut between whole blocks. Raises ValueError where the layers can't be shared out evenly.
+    """
+    if shape.layers % stages:
+        raise ValueError(f"{shape.layers} layers are not divisible by {stages} pipeline stages")
+    if shape.hybrid_pattern is not None:
+        length = len(shape.hybrid_pattern) // stages
+        return [shape.hybrid_pattern[stage * length : (stage + 1) * length] for stage in range(stages)]
+    block = "*E" if shape.experts else "*-"
+    return [block * (shape.layers // stages)] * stages

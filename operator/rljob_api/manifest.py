@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,10 @@ from .findings import Finding
 from .rules import check_name, check_spec
 from .spec import RLJobSpec
 from .supported import check_supported
+
+MAX_DEPTH = 100
+"""Of nested blocks in a spec; a pod template has about twenty."""
+MAX_SCHEMA_FINDINGS = 50
 
 
 class UnreadableManifestError(ValueError):
@@ -42,14 +47,39 @@ def parse_manifest(text: str) -> dict[str, Any]:
     raise UnreadableManifestError(f"no object of kind {names.KIND} in it")
 
 
-def judge(name: str, spec: Any) -> Verdict:
-    """All findings on a job's name and raw spec: schema first, then rules, then what is not supported yet."""
+def judge(name: str, spec: Any, old: Mapping[str, Any] | None = None) -> Verdict:
+    """All findings on a job's name and raw spec: schema first, then rules, then what is not supported yet.
+
+    With the spec from before a change (in wire form), rules are asked only where something that they read was changed.
+    """
     findings = check_name(name)
+    if too_deep(spec):
+        deep = Finding("schema", "SpecUnreadable", "error", "spec", f"is nested more than {MAX_DEPTH} levels deep")
+        return Verdict(None, [*findings, deep])
     try:
         parsed = RLJobSpec.model_validate(_without_nulls(spec))
     except ValidationError as error:
-        return Verdict(None, findings + [_schema_finding(detail) for detail in error.errors()])
-    return Verdict(parsed, findings + check_spec(parsed) + check_supported(parsed))
+        details = error.errors(include_url=False, include_context=False)[:MAX_SCHEMA_FINDINGS]
+        return Verdict(None, findings + [_schema_finding(detail) for detail in details])
+    return Verdict(parsed, findings + check_spec(parsed, old) + check_supported(parsed))
+
+
+def wire_form(spec: Any) -> dict[str, Any]:
+    """A stored spec with this version's defaults; as it is where this version can't read it any more."""
+    try:
+        return RLJobSpec.model_validate(_without_nulls(spec)).to_wire()
+    except ValidationError:
+        return dict(spec) if isinstance(spec, dict) else {}
+
+
+def too_deep(value: Any) -> bool:
+    """Whether it is nested beyond MAX_DEPTH. Counted without recursion, and no further than needed."""
+    depth, level = 0, [value]
+    while level and depth <= MAX_DEPTH:
+        depth += 1
+        blocks = [block for block in level if isinstance(block, dict | list)]
+        level = [part for block in blocks for part in (block.values() if isinstance(block, dict) else block)]
+    return depth > MAX_DEPTH
 
 
 def _without_nulls(value: Any) -> Any:

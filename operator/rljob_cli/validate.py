@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from rljob_api.findings import errors
+from rljob_api import names
+from rljob_api.findings import Finding, errors
 from rljob_api.manifest import judge
+from rljob_api.model_config import MAX_BYTES, ModelConfigError, ModelFacts, check_model, read_config
+from rljob_api.rules import RULES
+from rljob_api.validation_page import EXTRA_RULES, explain
 
 from .errors import UserError
-from .files import read_manifest
+from .yaml_source import MAX_BYTES as MAX_TEXT
+from .yaml_source import Document, Place, SourceError, read_documents
+
+_NOT_SUPPORTED = "NotSupportedYet"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -18,35 +30,164 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "validate",
         help="check manifests against the rules, without a cluster",
-        description="Check RLJob manifests: schema, parallel layout, batch arithmetic, and what this version supports.",
+        description="Check RLJob manifests: schema, parallel layout, batch arithmetic, and what this version supports. A file "
+        "may hold several documents; those of other kinds are passed over.",
         epilog="exit status: 0 valid (warnings allowed), 1 invalid, 2 unreadable\nexample: rljob validate examples/copy.yaml",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("files", nargs="+", metavar="FILE", help="YAML file with one RLJob; - reads standard input")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="YAML or JSON file with RLJobs; - reads standard input")
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text", help="text (default) or a JSON list")
+    parser.add_argument("--model", metavar="DIR", type=Path, help="compare with DIR/config.json of a Hugging Face model")
+    parser.add_argument("--explain", metavar="RULE", help="say what a rule asks for, and why, and end")
     parser.set_defaults(run=run)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One RLJob of a file."""
+
+    name: str
+    label: str
+    findings: list[tuple[Finding, Place]]
+
+    @property
+    def broken(self) -> list[Finding]:
+        """Errors."""
+        return errors(finding for finding, _ in self.findings)
 
 
 def run(options: argparse.Namespace) -> int:
     """Judge each file; 0, 1 or 2 as the help says."""
-    rows: list[dict[str, str]] = []
+    if options.explain:
+        return _explain(options.explain)
+    if not options.files:
+        raise UserError("validate needs a FILE (- reads standard input), or --explain RULE")
+    facts = _read_model(options.model) if options.model else None
+    rows: list[dict[str, Any]] = []
     status = 0
-    for path in options.files:
+    for file in options.files:
         try:
-            manifest = read_manifest(path)
+            jobs = list(_jobs(file, facts))
         except UserError as error:
-            print(f"rljob: {error}", file=sys.stderr)
+            print(_clean(f"rljob: {error}"), file=sys.stderr)
             status = 2
             continue
-        findings = judge(manifest["metadata"]["name"], manifest.get("spec")).findings
-        rows += [{"file": path, **finding.to_wire()} for finding in findings]
-        if errors(findings):
-            status = max(status, 1)
-        if options.output == "text":
-            for finding in findings:
-                print(f"{path}: {finding.severity}: {finding.path}: {finding.message} [{finding.rule}]")
-            if not errors(findings):
-                print(f"{path}: valid")
+        for job in jobs:
+            status = max(status, 1 if job.broken else 0)
+            rows += [{"file": file, **finding.to_wire(), "line": at.line, "column": at.column} for finding, at in job.findings]
+            if options.output == "text":
+                _print(job, file)
     if options.output == "json":
         print(json.dumps(rows, indent=2))
     return status
+
+
+def _print(job: Job, file: str) -> None:
+    for finding, at in job.findings:
+        print(_clean(f"{file}:{at.line}:{at.column}: {finding.severity}: {finding.path}: {finding.message} [{finding.rule}]"))
+    broken = job.broken
+    if not broken:
+        print(_clean(f"{job.label}: valid"))
+    elif all(finding.reason == _NOT_SUPPORTED for finding in broken):
+        print(_clean(f"{job.label}: accepted by every rule, but this version does not honour {len(broken)} of its fields yet"))
+    else:
+        print(_clean(f"{job.label}: invalid, {len(broken)} error{'s' if len(broken) > 1 else ''}"))
+
+
+def _jobs(file: str, facts: ModelFacts | None) -> Iterator[Job]:
+    """Every RLJob of a file, judged. Raises UserError for what can't be read."""
+    try:
+        documents = [document for document in read_documents(_text(file)) if _is_job(document.value)]
+    except SourceError as error:
+        raise UserError(f"{file}:{error}" if error.args[0][:1].isdigit() else f"{file}: {error}") from None
+    if not documents:
+        raise UserError(f"{file}: no object of kind {names.KIND} in it")
+    for document in documents:
+        version = document.value.get("apiVersion")
+        if version != names.API_VERSION:
+            raise UserError(f"{file}: apiVersion is {_short(version)}; this version reads {names.API_VERSION}")
+    for document in documents:
+        yield _judged(file, document, facts, alone=len(documents) == 1)
+
+
+def _is_job(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("kind") == names.KIND
+
+
+def _text(file: str) -> str:
+    try:
+        if file == "-":
+            data = sys.stdin.buffer.read(MAX_TEXT + 1)
+        else:
+            with Path(file).open("rb") as stream:
+                data = stream.read(MAX_TEXT + 1)
+        return data.decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{file}: {'not UTF-8 text' if isinstance(error, UnicodeDecodeError) else error}") from None
+
+
+def _judged(file: str, document: Document, facts: ModelFacts | None, *, alone: bool) -> Job:
+    name = _name(file, document)
+    verdict = judge(name, document.value.get("spec"))
+    found = [
+        Finding("schema", "SpecUnreadable", "error", _dotted(path), "is given twice; the last one would count")
+        for path in document.repeated
+    ]
+    found += verdict.findings
+    if facts is not None and verdict.spec is not None:
+        found += check_model(verdict.spec, facts)
+    placed = [(finding, document.place(_steps(finding.path))) for finding in found]
+    return Job(name, file if alone else f"{file}: {name}", placed)
+
+
+def _name(file: str, document: Document) -> str:
+    """metadata.name, or a name such as generateName would give. Raises UserError where there is neither."""
+    metadata = document.value.get("metadata")
+    if isinstance(metadata, dict):
+        if isinstance(metadata.get("name"), str) and metadata["name"]:
+            return str(metadata["name"])
+        if isinstance(metadata.get("generateName"), str) and metadata["generateName"]:
+            return f"{metadata['generateName']}abcde"
+    raise UserError(f"{file}:{document.place(('metadata', 'name')).line}: metadata.name is missing")
+
+
+def _dotted(path: tuple[str | int, ...]) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+
+
+def _steps(path: str) -> tuple[str | int, ...]:
+    """`spec.rules[0].name` as steps."""
+    return tuple(int(index) if index else word for index, word in re.findall(r"\[(\d+)\]|([^.\[\]]+)", path))
+
+
+def _explain(rule_id: str) -> int:
+    every = {rule.id: rule for rule in (*RULES, *EXTRA_RULES)}
+    if rule_id not in every:
+        raise UserError(f"--explain {_short(rule_id)}: no such rule; there are {', '.join(sorted(every))}")
+    print(f"{rule_id}\n\n{explain(every[rule_id])}")
+    return 0
+
+
+def _read_model(directory: Path) -> ModelFacts:
+    path = directory / "config.json"
+    try:
+        with path.open("rb") as stream:
+            return read_config(stream.read(MAX_BYTES).decode())
+    except OSError as error:
+        raise UserError(f"--model: {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"--model: {path}: not UTF-8 text") from None
+    except ModelConfigError as error:
+        raise UserError(f"--model: {path}: {error}") from None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _clean(text: str) -> str:
+    """Without what a terminal would act on or can't show."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -56,8 +57,10 @@ def events(namespace: str | None, name: str, timeout: float | None) -> Iterator[
         config.load_kube_config()
         if namespace is None:
             namespace = config.list_kube_config_contexts()[1]["context"].get("namespace", "default")
-    except ConfigException as error:
-        raise UserError(f"no cluster configured: {error}; set KUBECONFIG (`make cluster-up` starts a cluster here)") from None
+    except (ConfigException, yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError, OSError) as error:
+        # The client lets whatever a malformed kubeconfig runs into come through.
+        detail = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"no cluster configured: {detail}; set KUBECONFIG (`make cluster-up` starts a cluster here)") from None
     api = client.CustomObjectsApi()
     where = (names.GROUP, names.VERSION, namespace, names.PLURAL)
     try:

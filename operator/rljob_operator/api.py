@@ -84,8 +84,8 @@ class KubeApi(Protocol):
     async def list_pods(self, namespace: str, selector: str) -> Sequence[Object]:
         """Pods by label, from the server."""
 
-    async def claim_exists(self, namespace: str, name: str) -> bool:
-        """Whether a PersistentVolumeClaim exists."""
+    async def claim_modes(self, namespace: str, name: str) -> Sequence[str] | None:
+        """Access modes of a PersistentVolumeClaim; None where it does not exist."""
 
     async def kuberay_present(self) -> bool:
         """Whether the API server knows RayClusters."""

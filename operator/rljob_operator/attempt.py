@@ -13,7 +13,7 @@ from .draft import Draft
 from .failure import Failure, find_failure, pods_detail, provisioning_overdue
 from .plan import SubmitDriver
 from .render import TemplateError
-from .report import last_step, steps_of_attempt, take_report
+from .report import last_step, step_reached, steps_of_attempt, take_report
 from .times import format_time, parse_time
 from .world import Cluster, Driver, DriverUnknown, Unreachable, World
 
@@ -91,7 +91,7 @@ def has_succeeded(world: World, cluster: Cluster) -> bool:
     if report is not None and (report.finished is not None or report.failed is not None):
         return report.failed is None
     total = cluster.spec.algorithm.grpo.steps if cluster.spec else status.total_steps
-    return 0 < total <= (report.step if report else status.step)
+    return 0 < total <= step_reached(world)
 
 
 def mend_start(world: World, draft: Draft) -> None:
@@ -140,7 +140,7 @@ def _describe_progress(world: World, draft: Draft, cluster: Cluster) -> None:
     report = world.report
     if report is None and cluster.provisioned is not None and last_step(world) is not None:
         # An operator that has just started has no report yet; what an earlier one saw holds until there is one.
-        draft.set(reasons.STATE_RUNNING, step=world.job.status.step, total=world.job.status.total_steps)
+        draft.set(reasons.STATE_RUNNING, step=step_reached(world), total=world.job.status.total_steps)
         return
     if cluster.provisioned is None:
         draft.set(reasons.STATE_PROVISIONING)

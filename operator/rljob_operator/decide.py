@@ -6,13 +6,13 @@ Three stages, read from the status' lasting fields: between attempts, in an atte
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from rljob_api import names, reasons
-from rljob_api.findings import Finding, errors, render
+from rljob_api.findings import errors, render
 from rljob_api.manifest import Verdict, judge
 from rljob_api.reasons import ConditionType
+from rljob_api.rules import check_access
 from rljob_api.spec import Deadlines, FailurePolicy, RLJobSpec
 
 from . import attempt, ending
@@ -24,9 +24,6 @@ from .world import Stage, World
 
 WAIT_SECONDS = 15.0
 """How often something outside (a claim, KubeRay, a namesake) is looked for again."""
-
-MAX_DEPTH = 100
-"""Of nested blocks in a spec; a pod template has about twenty."""
 
 PENDING_SECONDS = 5.0
 """How often an attempt is looked at while its pods start."""
@@ -80,10 +77,7 @@ def decide(world: World) -> Plan:
 
 
 def judge_job(world: World) -> Verdict:
-    """Rules of the spec, whether its pod template has the shape of one, and whether its volume is that of earlier attempts."""
-    if nested_beyond(world.job.spec, MAX_DEPTH):
-        deep = Finding("schema", "SpecUnreadable", "error", "spec", f"is nested more than {MAX_DEPTH} levels deep")
-        return Verdict(None, [deep])
+    """The spec's rules, its pod template's shape, the volume of earlier attempts, and whether its pods can share the claim."""
     verdict = judge(world.job.name, world.job.spec)
     if verdict.spec is None or errors(verdict.findings):
         return verdict
@@ -91,18 +85,10 @@ def judge_job(world: World) -> Verdict:
         ray_cluster(world.job, verdict.spec, 1)
     except TemplateError as error:
         return attempt.template_refused(verdict, error)
+    findings = verdict.findings + check_access(verdict.spec, world.claim_modes)
     if world.job.stage is not Stage.FINISHED:
-        return Verdict(verdict.spec, verdict.findings + attempt.volume_changed(world.used_volume, verdict.spec))
-    return verdict
-
-
-def nested_beyond(value: Any, depth: int) -> bool:
-    """Whether mappings and lists lie deeper in each other than that; counted without recursion, which has its own limit."""
-    level = [value]
-    for _ in range(depth + 1):
-        blocks = [part for part in level if isinstance(part, dict | list)]
-        level = [part for block in blocks for part in (block.values() if isinstance(block, dict) else block)]
-    return bool(level)
+        findings = findings + attempt.volume_changed(world.used_volume, verdict.spec)
+    return replace(verdict, findings=findings)
 
 
 def defect(world: World, error: Exception) -> Plan:
@@ -138,7 +124,8 @@ def _between(world: World, draft: Draft, spec: RLJobSpec | None) -> Step:
         return Step(leftovers, waiting)
     if spec is None:
         draft.set(reasons.STATE_INVALID)
-        return Step(leftovers)
+        # Another claim may take the place of one that can't be shared, without a change of the job.
+        return Step(leftovers, WAIT_SECONDS if world.claim_modes else None)
     draft.update(total_steps=spec.algorithm.grpo.steps)
     if detail := _missing(world, draft, spec):
         draft.set(reasons.STATE_PENDING, detail=detail)

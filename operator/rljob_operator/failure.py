@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rljob_api import exitcodes, names
 from rljob_api.spec import Deadlines
 
-from .report import last_step, steps_of_attempt
+from .report import last_step, step_reached, steps_of_attempt
 from .times import parse_time
 from .world import Cluster, Driver, DriverUnknown, Pod, World, is_restartable
 
@@ -135,9 +135,8 @@ def _ended_too_early(world: World, message: str) -> Failure | None:
         return Failure("DriverFailed", detail, code, final=not is_restartable(code), logs=_quote(message))
     if _within(world, world.ended_since, _LAST_REPORT_SECONDS):
         return None
-    status = world.job.status
-    step, total = (report.step, report.total_steps) if report else (status.step, status.total_steps)
-    detail = f"the driver ended with exit code 0 at step {step} of {total} and left no report that it finished"
+    total = report.total_steps if report else world.job.status.total_steps
+    detail = f"the driver ended with exit code 0 at step {step_reached(world)} of {total} and left no report that it finished"
     return Failure("DriverFailed", detail, 0, logs=_quote(message))
 
 

@@ -216,9 +216,13 @@ class Kube:
         answer = await self.request("GET", f"/api/v1/namespaces/{namespace}/pods", query={"labelSelector": selector})
         return list(answer.get("items") or [])
 
-    async def claim_exists(self, namespace: str, name: str) -> bool:
-        """Whether a PersistentVolumeClaim exists."""
-        return await self._get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}") is not None
+    async def claim_modes(self, namespace: str, name: str) -> Sequence[str] | None:
+        """Access modes of a PersistentVolumeClaim: of its volume where it is bound, else those that it asks for."""
+        claim = await self._get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}")
+        if claim is None:
+            return None
+        given = claim.get("status", {}).get("accessModes") or claim.get("spec", {}).get("accessModes") or []
+        return [str(mode) for mode in given]
 
     async def kuberay_present(self) -> bool:
         """Whether RayClusters are served."""

@@ -178,9 +178,11 @@ class Reconciler:
         if verdict.spec is None or errors(verdict.findings):
             return world
         claim = verdict.spec.checkpoint.volume.claim_name
+        modes = await self._kube.claim_modes(world.job.namespace, claim)
         return replace(
             world,
-            claim_exists=await self._kube.claim_exists(world.job.namespace, claim),
+            claim_exists=modes is not None,
+            claim_modes=tuple(modes or ()),
             kuberay_present=await self._kuberay_present(),
         )
 

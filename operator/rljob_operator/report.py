@@ -42,6 +42,13 @@ def last_step(world: World) -> datetime.datetime | None:
     return world.now
 
 
+def step_reached(world: World) -> int:
+    """The step that this attempt has come to, as far as it is known: a status may still hold an earlier attempt's."""
+    if world.report is not None:
+        return world.report.step
+    return world.job.status.step if last_step(world) is not None else 0
+
+
 def take_report(world: World, draft: Draft, max_skipped: int) -> None:
     """Copy the report into the status, once the driver knows where it stands: before that its zeros say nothing."""
     report = world.report

@@ -160,6 +160,8 @@ class World:
     """Owner of an object that bears the attempt's cluster name and is not ours."""
     claim_exists: bool | None = None
     """None where this pass had no need to ask; likewise the two below."""
+    claim_modes: tuple[str, ...] = ()
+    """Access modes of the claim; empty where this pass had no need to ask."""
     kuberay_present: bool | None = None
     driver: DriverAnswer | None = None
     report: ProgressReport | None = None

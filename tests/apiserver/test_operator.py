@@ -49,15 +49,16 @@ async def start_training(space: Space, spec: dict[str, Any]) -> None:
     await space.condition("DriverRunning", "Running")
 
 
-async def test_a_differing_generation_layout_gets_no_child_and_recovers_when_corrected(
+async def test_a_job_that_only_the_operator_finds_invalid_gets_no_child_and_recovers_when_corrected(
     space: Space, spec: dict[str, Any]
 ) -> None:
+    """The API server refuses what the rules in the definition can tell; a pod template it takes as it is."""
     await space.claim()
     space.start_operator()
-    await space.apply({**spec, "generation": {**spec["generation"], "parallelism": {"tensor": 2}}})
-    found = await space.condition("Validated", "GenerationLayoutMismatch")
+    await space.apply({**spec, "trainer": {**spec["trainer"], "template": {"spec": {"containers": "none"}}}})
+    found = await space.condition("Validated", "SpecUnreadable")
     assert found["status"] == "False"
-    assert "spec.generation.parallelism.tensor: 2 differs from training's spec.parallelism.tensor 1" in found["message"]
+    assert "spec.trainer.template" in found["message"]
     assert await space.items("rayclusters") == []
     assert await space.items("pods") == []
     await space.apply(spec)
@@ -215,8 +216,8 @@ async def test_an_attempt_in_progress_is_not_disturbed_by_an_invalid_edit(space:
     space.start_operator()
     await start_training(space, spec)
     space.ray.reports["copy-1"] = await report(space, 3)
-    await space.apply({**spec, "generation": {**spec["generation"], "parallelism": {"tensor": 2}}})
-    await space.condition("Validated", "GenerationLayoutMismatch")
+    await space.apply({**spec, "trainer": {**spec["trainer"], "template": {"spec": {"containers": "none"}}}})
+    await space.condition("Validated", "SpecUnreadable")
     job = await space.until(lambda job: job["status"]["step"] == 3, "step 3")
     assert condition(job, "Succeeded")["reason"] == "Running"
     assert len(await space.items("rayclusters")) == 1

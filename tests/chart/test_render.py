@@ -40,9 +40,12 @@ def operator_role(objects: list[dict[str, Any]]) -> dict[str, Any]:
     return next(found for found in of_kind(objects, "ClusterRole") if found["metadata"]["name"] == "rljob")
 
 
-def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
-    (deployment,) = of_kind(objects, "Deployment")
-    (found,) = deployment["spec"]["template"]["spec"]["containers"]
+def deployment(objects: list[dict[str, Any]], name: str = "rljob") -> dict[str, Any]:
+    return next(found for found in of_kind(objects, "Deployment") if found["metadata"]["name"] == name)
+
+
+def container(objects: list[dict[str, Any]], name: str = "rljob") -> dict[str, Any]:
+    (found,) = deployment(objects, name)["spec"]["template"]["spec"]["containers"]
     return dict(found)
 
 
@@ -83,10 +86,10 @@ def test_people_get_their_rights_through_the_standard_roles(render: Render) -> N
     assert ("patch", "rljob.dev", "rljobs/status") not in rights([editor])
 
 
-def test_operator_pod_satisfies_the_restricted_standard(render: Render) -> None:
+@pytest.mark.parametrize("name", ["rljob", "rljob-webhook"])
+def test_pods_satisfy_the_restricted_standard(render: Render, name: str) -> None:
     objects = render()
-    (deployment,) = of_kind(objects, "Deployment")
-    pod, box = deployment["spec"]["template"]["spec"], container(objects)
+    pod, box = deployment(objects, name)["spec"]["template"]["spec"], container(objects, name)
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] > 0
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -102,9 +105,9 @@ def test_operator_pod_satisfies_the_restricted_standard(render: Render) -> None:
 
 
 def test_two_operators_never_run_at_once(render: Render) -> None:
-    (deployment,) = of_kind(render(), "Deployment")
-    assert deployment["spec"]["replicas"] == 1
-    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    spec = deployment(render())["spec"]
+    assert spec["replicas"] == 1
+    assert spec["strategy"] == {"type": "Recreate"}
 
 
 def test_probes_ask_the_health_port(render: Render) -> None:
@@ -164,6 +167,9 @@ def test_chart_of_the_definition_stands_alone(render: Render) -> None:
         ("image.digest=latest", "digest"),
         ("crds.instal=true", "instal"),
         ("serviceAccount.create=maybe", "create"),
+        ("webhook.failurePolicy=Maybe", "failurePolicy"),
+        ("webhook.replicas=0", "replicas"),
+        ("webhook.certificate.existingSecret=mine", "caBundle"),
     ],
 )
 def test_schema_refuses_what_the_chart_does_not_know(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
 import pytest
-from dev.kube import Kubectl
+from dev.kube import CommandError, Kubectl
 
 from rljob_api import names
 from rljob_api.progress import PromptCounts
@@ -70,15 +71,23 @@ def test_deleting_a_job_in_training_removes_its_pods_within_the_grace_period(kub
         time.sleep(0.5)
 
 
-def test_a_generation_layout_that_differs_gets_no_pod_and_names_both_values_until_corrected(
-    kubectl: Kubectl, manifest: Manifest
-) -> None:
+def test_a_generation_layout_that_differs_is_refused_at_once_naming_both_values(kubectl: Kubectl, manifest: Manifest) -> None:
     changes: dict[str, Any] = {"generation.parallelism": {"tensor": 2}}
+    words = "spec.generation.parallelism.tensor: Invalid value: 2 differs from training's spec.parallelism.tensor 1"
+    began = time.monotonic()
+    with pytest.raises(CommandError, match=re.escape(words)):
+        kubectl("apply", "-f", "-", given=manifest("bad", **changes))
+    assert time.monotonic() - began < 1
+    assert kubectl.json("get", "rljobs")["items"] == []
+
+
+def test_what_only_the_operator_finds_invalid_gets_no_pod_until_corrected(kubectl: Kubectl, manifest: Manifest) -> None:
+    changes: dict[str, Any] = {"trainer.template": {"spec": {"containers": "none"}}}
     kubectl("apply", "-f", "-", given=manifest("bad", **changes))
     job = wait_until(kubectl.namespace, "bad", lambda job: bool(condition(job, ConditionType.VALIDATED)), 30)
     validated = condition(job, ConditionType.VALIDATED)
-    assert (validated["status"], validated["reason"]) == ("False", "GenerationLayoutMismatch")
-    assert "spec.generation.parallelism.tensor: 2 differs from training's spec.parallelism.tensor 1" in validated["message"]
+    assert (validated["status"], validated["reason"]) == ("False", "SpecUnreadable")
+    assert "spec.trainer.template" in validated["message"]
     assert kubectl.json("get", "rayclusters")["items"] == []
     assert kubectl.json("get", "pods")["items"] == []
 

@@ -152,13 +152,16 @@ def audit(run: Run) -> None:
     by_step = lineage(run)
     assert sorted(by_step) == list(range(1, STEPS + 1))
     trained = [ordinal for ordinals in by_step.values() for ordinal in ordinals]
-    assert sorted(trained) == list(range(STEPS * PROMPTS)), "a prompt was trained twice or lost"
+    metrics = run.metrics()
+    last = {line["step"]: line for line in metrics}  # a later attempt's line replaces what it rolled back
+    filtered = [ordinal for line in last.values() for ordinal in line["filtered"]]
 
     prompts = run.progress()["prompts"]
-    assert prompts["handedOut"] == prompts["trained"] == STEPS * PROMPTS
-    assert prompts["skipped"] == 0
+    assert len(trained) == prompts["trained"] == STEPS * PROMPTS
+    assert len(filtered) == prompts["filtered"]
+    assert sorted(trained + filtered) == list(range(prompts["handedOut"])), "a prompt was trained twice or lost"
+    assert prompts["skipped"] == prompts["buffered"] == prompts["inFlight"] == prompts["retryable"] == 0
 
-    metrics = run.metrics()
     assert [line["elapsed_seconds"] for line in metrics] == sorted(line["elapsed_seconds"] for line in metrics)
     assert max(line["oldest_age"] for line in metrics) == 1
     spanning = sum(line["spanning_answers"] for line in metrics)

@@ -25,6 +25,20 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ include "rljob.selectorLabels" . }}
 {{- end }}
 
+{{- /* Another name than the operator's pods have: whatever selects those must not find these. */}}
+{{- define "rljob.webhookSelectorLabels" -}}
+app.kubernetes.io/name: {{ include "rljob.name" . }}-webhook
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: webhook
+{{- end }}
+
+{{- define "rljob.webhookLabels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{ include "rljob.webhookSelectorLabels" . }}
+{{- end }}
+
 {{- define "rljob.serviceAccountName" -}}
 {{- if .Values.serviceAccount.create }}
 {{- default (include "rljob.fullname" .) .Values.serviceAccount.name }}

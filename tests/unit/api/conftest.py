@@ -16,12 +16,11 @@ _MANIFEST = yaml.safe_load(EXAMPLE.read_text())
 Bend = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture
-def bent() -> Bend:
-    """The example's spec with paths set: `bent(**{"trainer.nodes": 2})`."""
+def bender(base: dict[str, Any]) -> Bend:
+    """Makes copies of a spec with paths set: `bend(**{"trainer.nodes": 2})`."""
 
     def bend(**changes: Any) -> dict[str, Any]:
-        spec = copy.deepcopy(_MANIFEST["spec"])
+        spec = copy.deepcopy(base)
         for path, value in changes.items():
             node = spec
             *parents, last = path.split(".")
@@ -33,3 +32,9 @@ def bent() -> Bend:
         return dict(spec)
 
     return bend
+
+
+@pytest.fixture
+def bent() -> Bend:
+    """The example's spec with paths set."""
+    return bender(_MANIFEST["spec"])

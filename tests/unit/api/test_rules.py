@@ -59,7 +59,7 @@ REFUSED: list[tuple[dict[str, Any], str, str, tuple[str, ...]]] = [
     ({"parallelism.sequence": True}, "sequence-parallel", "spec.parallelism.sequence", ("tensor > 1",)),
     (
         {"model.shape.hiddenSize": 66},
-        "model-shape",
+        "head-size",
         "spec.model.shape.hiddenSize",
         ("66", "attentionHeads 4"),
     ),

@@ -29,7 +29,7 @@ def test_validate_lists_findings_as_json_and_exits_1(tmp_path: Path, capsys: pyt
     assert row["file"] == str(path)
     assert (row["rule"], row["severity"]) == ("generation-layout", "error")
     assert row["path"] == "spec.generation.parallelism.tensor"
-    assert row.keys() == {"file", "rule", "severity", "path", "message"}
+    assert row.keys() == {"file", "rule", "severity", "path", "message", "line", "column"}
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,19 @@ def test_watch_without_a_cluster_says_what_to_do(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("KUBECONFIG", "/no/such/config")
     assert main(["watch", "copy"]) == 2
     assert "set KUBECONFIG" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["junk", "{}", "clusters: 3", "{a: ["])
+def test_watch_with_a_malformed_kubeconfig_ends_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    path = tmp_path / "config"
+    path.write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    assert main(["watch", "copy"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("rljob: no cluster configured: ")
+    assert error.count("\n") == 1
 
 
 def test_the_line_of_watch_shows_reward_skipped_and_state() -> None:

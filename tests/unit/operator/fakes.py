@@ -183,9 +183,9 @@ class FakeCluster:
         self._request()
         return [copy.deepcopy(pod) for pod in self.pods.values()]
 
-    async def claim_exists(self, namespace: str, name: str) -> bool:
+    async def claim_modes(self, namespace: str, name: str) -> Sequence[str] | None:
         self._request()
-        return name in self.claims
+        return ["ReadWriteOnce"] if name in self.claims else None
 
     async def kuberay_present(self) -> bool:
         self._request()

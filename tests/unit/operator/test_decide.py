@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rljob_api import supported
 from rljob_api.progress import CheckpointInfo, Failed, PromptCounts
 from rljob_operator.decide import decide
 from rljob_operator.plan import CreateCluster, DeleteCluster, PersistAttempt, Plan, SubmitDriver
@@ -106,6 +107,33 @@ def test_a_missing_claim_is_waited_for() -> None:
     assert conditions["ClusterReady"][:2] == ("False", "VolumeMissing")
     assert "copy-checkpoints does not exist in namespace default" in conditions["ClusterReady"][2]
     assert conditions["Succeeded"][:2] == ("Unknown", "Pending")
+
+
+@pytest.mark.parametrize(
+    ("modes", "nodes", "words"),
+    [
+        (("ReadWriteOncePod",), 1, "copy-checkpoints allows ReadWriteOncePod, and head and workers write to it"),
+        (("ReadOnlyMany",), 1, "copy-checkpoints allows ReadOnlyMany"),
+        (("ReadWriteOnce",), 2, "copy-checkpoints is ReadWriteOnce, and trainer.nodes 2 pods on as many nodes write to it"),
+    ],
+)
+def test_a_claim_that_the_pods_cannot_share_is_refused_and_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch, modes: tuple[str, ...], nodes: int, words: str
+) -> None:
+    monkeypatch.setitem(supported.PARTLY, "spec.trainer.nodes", supported.Partly(lambda _: True, "any"))
+    wanted = spec(trainer__nodes=nodes, algorithm__grpo__microBatchSize=32)
+    plan, conditions = outcome(fresh(wanted, claim_modes=modes))
+    assert conditions["Validated"][:2] == ("False", "AccessModeInvalid")
+    assert words in conditions["Validated"][2]
+    assert plan.actions == ()
+    assert plan.requeue_after == 15
+
+
+@pytest.mark.parametrize("modes", [("ReadWriteOnce",), ("ReadWriteMany",), ("ReadWriteOncePod", "ReadWriteMany")])
+def test_a_claim_that_the_pods_can_share_is_taken(modes: tuple[str, ...]) -> None:
+    plan, conditions = outcome(fresh(claim_modes=modes))
+    assert conditions["Validated"][0] == "True"
+    assert plan.actions
 
 
 def test_a_missing_kuberay_is_waited_for() -> None:

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from rljob_operator.decide import MAX_DEPTH, decide, defect
+from rljob_api.manifest import MAX_DEPTH
+from rljob_operator.decide import decide, defect
 from rljob_operator.plan import Plan
 from rljob_operator.service import Service
 from rljob_operator.settings import Settings

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request
+from rljob_workload.core.source import SourceChangedError, SourceError
 from rljob_workload.environments.base import Score
 from rljob_workload.runtime import collector as module
 from rljob_workload.runtime.collector import Collector, CollectorFailedError
@@ -57,18 +58,19 @@ class FakeEnvironment:
     def __init__(self, *, quick: bool = True, judge: Callable[[str, str], float] = lambda answer, expected: 0.5) -> None:
         self.quick = quick
         self.judge = judge
+        self.extra = itertools.cycle((0.0, 0.25))  # equal rewards would be filtered
 
     def score(self, answer: str, expected: str) -> Score:
-        return Score(self.judge(answer, expected), False)
+        return Score(self.judge(answer, expected) + next(self.extra), False)
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Any:
     """A collector for the copy task with P = 4, G = 2."""
 
-    def build(environment: FakeEnvironment | None = None, **changes: Any) -> Collector:
+    def build(environment: FakeEnvironment | None = None, steps: int = 500, **changes: Any) -> Collector:
         spec = yaml.safe_load((ROOT / "examples" / "copy.yaml").read_text())["spec"]
-        spec["algorithm"]["grpo"] |= {"promptsPerStep": 4, "generationsPerPrompt": 2, "microBatchSize": 8}
+        spec["algorithm"]["grpo"] |= {"promptsPerStep": 4, "generationsPerPrompt": 2, "microBatchSize": 8, "steps": steps}
         spec["generation"] |= {"maxInFlightPrompts": 8}
         spec["prompts"] |= {"retryBudget": 1}
         spec["environment"] |= {"timeoutSeconds": 1}
@@ -76,8 +78,7 @@ def make(tmp_path: Path) -> Any:
             section, _, field = path.partition("__")
             spec[section][field] = value
         collector = Collector(spec, str(tmp_path), 1)
-        if environment:
-            collector._environment = environment  # the environment is chosen by name in a spec; here by object
+        collector._environment = environment or FakeEnvironment()  # the environment is chosen by name in a spec; here by object
         return collector
 
     yield build
@@ -209,7 +210,7 @@ async def test_a_hanging_environment_is_given_up_after_its_deadline(make: Any) -
             release.wait(10)
         return 0.5
 
-    collector = make(FakeEnvironment(quick=False, judge=judge))
+    collector = make(FakeEnvironment(quick=False, judge=judge), steps=3)
     try:
         await collector.start([[FakeRank()]], 0)
         assert sorted(await steps(collector, 3)) == list(range(12))
@@ -223,7 +224,7 @@ async def test_an_answer_that_never_comes_is_retried_and_the_prompt_then_skipped
 ) -> None:
     seconds = itertools.count()
     monkeypatch.setattr(module._ActiveClock, "now", lambda self: float(next(seconds)))
-    collector, rank = make(), FakeRank()
+    collector, rank = make(steps=4), FakeRank()
     rank.hold = lambda request: request.tag[0] == 0
     await collector.start([[rank]], 0)
     trained = await steps(collector, 4)
@@ -244,3 +245,40 @@ async def test_restored_groups_that_are_too_old_are_replaced_and_the_step_goes_o
     taken, _ = await soon(resumed.take(10))
     assert taken.ordinals == (4, 5, 6, 7)
     assert taken.info.oldest_age == 0
+
+
+async def test_a_source_that_fails_ends_the_run_as_a_failure_of_the_data(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    collector = make()
+    source = collector._rollouts._source
+    monkeypatch.setattr(source, "pull", lambda: (_ for _ in ()).throw(SourceError("before prompt 0: the source ended")))
+    await collector.start([[FakeRank()]], 0)
+    with pytest.raises(SourceError, match="replica 0: SourceError: before prompt 0: the source ended"):
+        await soon(collector.take(1))
+
+
+async def test_without_load_replay_buffer_the_finished_groups_are_answered_again(make: Any) -> None:
+    collector = make()
+    await collector.start([[FakeRank()]], 0)
+    taken, _ = await soon(collector.take(1))
+    await collector.commit(1, taken.ordinals)
+    saved = await collector.snapshot()
+    other = make(checkpoint__loadReplayBuffer=False)
+    report = await other.restore(saved, 1)
+    assert (report.restored_groups, report.rehanded) == (0, [4, 5, 6, 7])
+
+
+async def test_changed_data_is_given_up_only_when_the_job_says_so(make: Any) -> None:
+    collector = make()
+    await collector.start([[FakeRank()]], 0)
+    taken, _ = await soon(collector.take(1))
+    await collector.commit(1, taken.ordinals)
+    saved = await collector.snapshot()
+    with pytest.raises(SourceChangedError, match="seed was 0 and is 3"):
+        await make(data__seed=3).restore(saved, 1)
+    other = make(data__seed=3, data__onChange="Restart")
+    assert (await other.restore(saved, 1)).source_changed == 4
+    assert other.counters()["skipped_names"] == {"SourceChanged": [4, 5, 6, 7]}
+
+
+async def test_the_status_names_the_cap(make: Any) -> None:
+    assert (await make().status())["cap"] == {"configured": 8, "effective": 8, "reason": "", "warning": ""}

@@ -9,16 +9,18 @@ import pytest
 
 from rljob_workload.algorithm.batch import Answer, Request
 from rljob_workload.core.ledger import SkipCause, State
-from rljob_workload.core.rollouts import Group, RolloutError, Rollouts, RolloutSettings
-from rljob_workload.core.source import Row, SeekableSource
+from rljob_workload.core.rollouts import Group, Rollouts, RolloutSettings, Verdict
+from rljob_workload.core.source import Row, SeekableSource, SourceChangedError
 from rljob_workload.core.window import Window
 
 G = 2
 
 
-def make(*, prompts: int = 4, max_age: int = 1, steps: int = 50, limit: int = 8, budget: int = 1, seed: int = 0) -> Rollouts:
+def make(
+    *, prompts: int = 4, max_age: int = 1, steps: int = 50, limit: int = 8, budget: int = 1, seed: int = 0, filters: int = 0
+) -> Rollouts:
     source = SeekableSource([Row((1, index), str(index)) for index in range(20)], seed=seed, shuffle=True)
-    settings = RolloutSettings(G, limit, longest_prompt=4, answer_timeout=10.0, retry_budget=budget)
+    settings = RolloutSettings(G, limit, longest_prompt=4, answer_timeout=10.0, retry_budget=budget, filters_per_step=filters)
     return Rollouts(source, Window(prompts, max_age, steps), settings)
 
 
@@ -52,22 +54,82 @@ def test_a_step_takes_the_oldest_groups_and_trains_their_advantages() -> None:
     assert (info.reward, info.correct, info.samples, info.answer_tokens, info.spanning) == (0.5, 0.5, 4, 8, 0)
 
 
-def test_a_step_waits_for_a_group_that_the_next_version_would_make_too_old() -> None:
+def test_a_group_that_finishes_too_late_is_answered_again_and_then_waited_for() -> None:
     rollouts = make(prompts=2, max_age=1, limit=4)
     slow, *others = rollouts.dispatch(version=0, now=0.0)
-    for request in others[:2]:
+    for request in others:
         finish(rollouts, request, 0)
     assert rollouts.take(1, version=0) is not None
     rollouts.commit(1, (1, 2))
-    finish(rollouts, others[2], 0)
     finish(rollouts, rollouts.dispatch(version=1, now=0.0)[0], 1)
-    assert rollouts.missing(version=1) == 1
-    assert rollouts.take(2, version=1) is None
-    finish(rollouts, slow, 0, 1)
-    taken = rollouts.take(2, version=1)
+    taken = rollouts.take(2, version=1)  # does not wait for the slow one
     assert taken is not None
-    assert taken[0].ordinals == (0, 3)
+    assert taken[0].ordinals == (3, 4)
+    rollouts.commit(2, (3, 4))
+    assert rollouts.missing(version=2) == 2
+
+    (group,) = rollouts.arrive(answers(slow, 0, 2))
+    assert rollouts.scored(group, [(0.0, False), (1.0, True)]) is Verdict.EVICTED
+    assert rollouts.ledger.failures_of(0) == 0
+    again, *others = rollouts.dispatch(version=2, now=0.0)
+    assert again.tag == (0, 1)
+    for request in others[:2]:
+        finish(rollouts, request, 2)
+    assert rollouts.take(3, version=2) is not None
+    rollouts.commit(3, [request.tag[0] for request in others[:2]])
+    for request in rollouts.dispatch(version=3, now=0.0)[:2]:
+        finish(rollouts, request, 3)
+    assert rollouts.missing(version=3) == 1  # the next version would make it too old again
+    assert rollouts.take(4, version=3) is None
+    finish(rollouts, again, 2, 3)
+    taken = rollouts.take(4, version=3)
+    assert taken is not None
+    assert 0 in taken[0].ordinals
     assert (taken[1].oldest_age, taken[1].spanning) == (1, 2)
+
+
+def test_the_wait_for_an_owed_group_ends_at_its_answer_deadline() -> None:
+    rollouts = make(prompts=1, max_age=1, limit=2, budget=0)
+    rollouts.dispatch(version=0, now=0.0)
+    rollouts.ledger.evict(0)
+    rollouts.restore(rollouts.snapshot(), version=0)
+    rollouts.dispatch(version=0, now=0.0)
+    assert rollouts.missing(version=1) == 1
+    (overdue,) = [group for group in rollouts.overdue(now=10.1) if group.ordinal == 0]
+    assert rollouts.failed(overdue) is SkipCause.RETRY_BUDGET_EXHAUSTED
+    rollouts.check()
+
+
+def test_a_finished_group_that_becomes_too_old_in_the_buffer_is_answered_again() -> None:
+    rollouts = make(prompts=2, max_age=1, limit=4)
+    for request in rollouts.dispatch(version=0, now=0.0)[:1]:
+        finish(rollouts, request, 0)
+    assert rollouts.ledger.state_of(0) is State.BUFFERED
+    assert rollouts.can_dispatch(version=2)
+    assert (rollouts.ledger.state_of(0), rollouts.ledger.is_owed(0)) == (State.RETRYABLE, True)
+
+
+def test_groups_of_equal_rewards_are_filtered_up_to_the_limit_and_count_in_the_step_s_reward() -> None:
+    rollouts = make(prompts=1, limit=4, filters=2)
+    verdicts = []
+    for request in rollouts.dispatch(version=0, now=0.0) + rollouts.dispatch(version=0, now=0.0):
+        (group,) = rollouts.arrive(answers(request, 0))
+        verdicts.append(rollouts.scored(group, [(1.0, True), (1.0, True)]))
+    assert verdicts == [Verdict.FILTERED, Verdict.FILTERED]
+    assert rollouts.can_dispatch(version=0)  # filtered prompts gave up their room
+    request, other = rollouts.dispatch(version=0, now=0.0)
+    (group,) = rollouts.arrive(answers(request, 0))
+    assert rollouts.scored(group, [(0.0, False), (0.0, False)]) is Verdict.BUFFERED
+    taken = rollouts.take(1, version=0)
+    assert taken is not None
+    assert (taken[0].ordinals, taken[1].filtered, taken[1].samples) == ((2,), (0, 1), 2)
+    assert (taken[1].reward, taken[1].correct) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
+    assert [row.advantage for row in taken[0].rows] == [0.0, 0.0]
+    rollouts.commit(1, (2,))
+    (group,) = rollouts.arrive(answers(other, 0))
+    assert rollouts.scored(group, [(1.0, True), (1.0, True)]) is Verdict.FILTERED  # the next step filters anew
+    rollouts.check()
+    assert rollouts.ledger.counts().filtered == 3
 
 
 def test_a_failed_group_is_answered_again_and_late_answers_of_the_failed_try_are_dropped() -> None:
@@ -135,7 +197,7 @@ def test_restored_groups_that_are_too_old_or_incomplete_are_answered_again() -> 
 
 def test_other_data_is_refused_on_resume() -> None:
     saved = make(seed=0).snapshot()
-    with pytest.raises(RolloutError, match="the data has changed"):
+    with pytest.raises(SourceChangedError, match="the data has changed since the checkpoint: seed was 0 and is 1"):
         make(seed=1).restore(saved)
 
 

@@ -98,7 +98,7 @@ class RunDirectory:
 
     def prune(self, keep_last: int) -> list[str]:
         """Remove all but the newest complete checkpoints, and what dead writers left. Returns the removed names."""
-        complete = [c for c in self._candidates() if isinstance(_read(c), Checkpoint)]
+        complete = [c for c in self._candidates() if isinstance(read_checkpoint(c), Checkpoint)]
         doomed = complete[: max(0, len(complete) - max(1, keep_last))]
         for path in doomed:
             # Renamed away first, so that a crash half-way leaves no directory that looks like a checkpoint.
@@ -120,7 +120,7 @@ class RunDirectory:
         """The newest complete checkpoint, and why newer ones were passed over."""
         passed_over: list[str] = []
         for path in reversed(self._candidates()):
-            found = _read(path)
+            found = read_checkpoint(path)
             if isinstance(found, Checkpoint):
                 return found, passed_over
             passed_over.append(found)
@@ -134,7 +134,7 @@ class RunDirectory:
         return [p for _, p in sorted(named, key=lambda mp: (int(mp[0][2]), int(mp[0][1])))]
 
 
-def _read(path: Path) -> Checkpoint | str:
+def read_checkpoint(path: Path) -> Checkpoint | str:
     """The checkpoint in a directory, or what is wrong with it."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())

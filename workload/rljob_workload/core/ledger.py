@@ -12,12 +12,11 @@ The partition that holds at every moment::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
-LEDGER_VERSION = 1
 #: Ordinals remembered by name per cause; the counts beside them stay exact.
 NAMED_PER_CAUSE = 100
 
@@ -42,7 +41,7 @@ class SkipCause(StrEnum):
 
 
 class LedgerError(Exception):
-    """A refused transition, or a saved ledger that cannot be read."""
+    """A refused transition, or books that do not add up."""
 
 
 @dataclass(slots=True)
@@ -51,6 +50,8 @@ class Entry:
 
     state: State
     failures: int = 0
+    #: Was evicted for age once: the next step waits for it instead of dropping it again.
+    owed: bool = False
 
 
 @dataclass(slots=True)
@@ -66,6 +67,8 @@ class Counts:
     pending: int = 0
     retryable: int = 0
     skipped: int = 0
+    #: Outside the partition: upper bound of what was lost before a checkpoint without a ledger.
+    at_risk: int = 0
     skipped_by: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -98,9 +101,20 @@ class DoneSet:
             self._above.discard(self.frontier)
             self.frontier += 1
 
-    def ranges(self) -> list[list[int]]:
-        """The ordinals above the frontier as inclusive ranges."""
-        return to_ranges(sorted(self._above))
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The last committed step, small enough to keep: a repetition is recognised by its digest."""
+
+    step: int
+    count: int
+    digest: str
+
+    @classmethod
+    def of(cls, step: int, ordinals: Iterable[int]) -> Commit:
+        """The commit of these ordinals, in whatever order they are named."""
+        ordered = sorted(ordinals)
+        return cls(step, len(ordered), hashlib.blake2b(repr(ordered).encode(), digest_size=8).hexdigest())
 
 
 class Ledger:
@@ -114,8 +128,18 @@ class Ledger:
         self._filtered = 0
         self._skipped: dict[str, int] = {}
         self._skipped_names: dict[str, list[int]] = {}
-        self._last_commit: tuple[int, frozenset[int]] | None = None
+        self._last_commit: Commit | None = None
+        self.at_risk = 0
         self.next_ordinal = 0
+
+    @classmethod
+    def without_history(cls, trained: int, at_risk: int) -> Ledger:
+        """Go on from a checkpoint that has no ledger: its trained prompts are taken to be the first ones."""
+        self = cls()
+        self._done = DoneSet(trained)
+        self._trained = self.next_ordinal = trained
+        self.at_risk = at_risk
+        return self
 
     # ---- reading ----------------------------------------------------------------------------
 
@@ -142,6 +166,14 @@ class Ledger:
         """Failed tries of a live ordinal."""
         return self._entry(ordinal).failures
 
+    def is_owed(self, ordinal: int) -> bool:
+        """Whether a live ordinal was evicted for age before."""
+        return self._entry(ordinal).owed
+
+    def live(self) -> list[int]:
+        """All ordinals that are handed out and not done, lowest first."""
+        return sorted(self._live)
+
     def in_state(self, *states: State) -> list[int]:
         """Live ordinals in the given states, lowest first."""
         return sorted(ordinal for ordinal, entry in self._live.items() if entry.state in states)
@@ -158,6 +190,7 @@ class Ledger:
             pending=self._states[State.PENDING],
             retryable=self._states[State.RETRYABLE],
             skipped=sum(self._skipped.values()),
+            at_risk=self.at_risk,
             skipped_by=dict(self._skipped),
         )
 
@@ -167,14 +200,14 @@ class Ledger:
 
     def check(self) -> None:
         """Raise when the states do not add up, or disagree with the done set."""
-        c = self.counts()
-        done = c.trained + c.filtered + c.skipped
-        if done + c.live != c.handed_out:
-            raise LedgerError(f"the ledger does not add up: {c.handed_out} handed out, {done} done, {c.live} live")
+        done = self._trained + self._filtered + sum(self._skipped.values())
+        live = sum(self._states.values())
+        if done + live != self.next_ordinal:
+            raise LedgerError(f"the ledger does not add up: {self.next_ordinal} handed out, {done} done, {live} live")
         if len(self._done) != done:
             raise LedgerError(f"the done set holds {len(self._done)} prompts, the counters say {done}")
-        if len(self._live) != c.live:
-            raise LedgerError(f"{len(self._live)} live entries, the states say {c.live}")
+        if len(self._live) != live:
+            raise LedgerError(f"{len(self._live)} live entries, the states say {live}")
 
     # ---- transitions ------------------------------------------------------------------------
 
@@ -201,8 +234,12 @@ class Ledger:
         return entry.failures
 
     def evict(self, ordinal: int) -> None:
-        """The answers became too old (or cannot be restored): answer again, without using the retry budget."""
-        self._move(ordinal, State.RETRYABLE, (State.BUFFERED, State.IN_FLIGHT))
+        """The answers became too old: answer again, without using the retry budget, and wait for it next time."""
+        self._move(ordinal, State.RETRYABLE, (State.BUFFERED, State.IN_FLIGHT)).owed = True
+
+    def reopen(self, ordinal: int) -> None:
+        """The finished answers cannot be used (not restored, or of another group size): answer again."""
+        self._move(ordinal, State.RETRYABLE, (State.BUFFERED,))
 
     def take(self, ordinals: Sequence[int]) -> None:
         """Move finished groups into a training step: all of them, or none."""
@@ -216,20 +253,19 @@ class Ledger:
         for ordinal in ordinals:
             self._move(ordinal, State.BUFFERED, (State.TRAINING,))
 
-    def commit(self, step: int, ordinals: Sequence[int]) -> None:
-        """The optimizer step has been taken. Repeating the last commit changes nothing."""
-        asked = frozenset(ordinals)
-        if len(asked) != len(ordinals):
-            raise LedgerError(f"commit of step {step} names a prompt twice: {sorted(ordinals)}")
-        if self._last_commit is not None and step <= self._last_commit[0]:
-            if self._last_commit == (step, asked):
-                return
-            raise LedgerError(f"commit of step {step} after the commit of step {self._last_commit[0]}")
+    def commit(self, step: int, ordinals: Sequence[int]) -> bool:
+        """The optimizer step has been taken. Repeating the last commit changes nothing and returns False."""
+        commit = Commit.of(step, ordinals)
+        if self._last_commit is not None and step <= self._last_commit.step:
+            if self._last_commit == commit:
+                return False
+            raise LedgerError(f"commit of step {step} after the commit of step {self._last_commit.step}")
         self._require_all(ordinals, State.TRAINING, "trained")
         for ordinal in ordinals:
             self._finish_off(ordinal)
         self._trained += len(ordinals)
-        self._last_commit = (step, asked)
+        self._last_commit = commit
+        return True
 
     def filter(self, ordinal: int) -> None:
         """The algorithm's own rule rejected the answered prompt: a use, not a loss."""
@@ -247,54 +283,6 @@ class Ledger:
         names = self._skipped_names.setdefault(cause, [])
         if len(names) < NAMED_PER_CAUSE:
             names.append(ordinal)
-
-    # ---- saving -----------------------------------------------------------------------------
-
-    def to_json(self) -> dict[str, Any]:
-        """The whole ledger; refused while a training step is open, because such a moment is neither before nor after it."""
-        if self._states[State.TRAINING]:
-            raise LedgerError(f"no snapshot between take and commit: {self.in_state(State.TRAINING)} are in training")
-        last = self._last_commit
-        return {
-            "version": LEDGER_VERSION,
-            "next_ordinal": self.next_ordinal,
-            "frontier_ordinal": self._done.frontier,
-            "done_above": self._done.ranges(),
-            "trained": self._trained,
-            "filtered": self._filtered,
-            "skipped": dict(self._skipped),
-            "skipped_names": self.skipped_names(),
-            "live": {state: to_ranges(self.in_state(state)) for state in State if self._states[state]},
-            "failures": {str(o): e.failures for o, e in sorted(self._live.items()) if e.failures},
-            "last_commit": {"step": last[0], "ordinals": sorted(last[1])} if last else None,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Ledger:
-        """Rebuild a saved ledger. What was in flight is pending: handed out, and to be answered again."""
-        if data.get("version") != LEDGER_VERSION:
-            raise LedgerError(f"ledger version {data.get('version')!r} is not {LEDGER_VERSION}, which this build reads")
-        self = cls()
-        try:
-            self.next_ordinal = int(data["next_ordinal"])
-            self._done = DoneSet(int(data["frontier_ordinal"]), from_ranges(data["done_above"]))
-            self._trained = int(data["trained"])
-            self._filtered = int(data["filtered"])
-            self._skipped = {str(k): int(v) for k, v in data["skipped"].items()}
-            self._skipped_names = {str(k): [int(o) for o in v] for k, v in data["skipped_names"].items()}
-            last = data["last_commit"]
-            self._last_commit = (int(last["step"]), frozenset(int(o) for o in last["ordinals"])) if last else None
-            failures = {int(k): int(v) for k, v in data["failures"].items()}
-            for name, ranges in data["live"].items():
-                saved = State(name)
-                state = State.PENDING if saved in (State.IN_FLIGHT, State.TRAINING) else saved
-                for ordinal in from_ranges(ranges):
-                    self._live[ordinal] = Entry(state, failures.get(ordinal, 0))
-                    self._states[state] += 1
-        except (KeyError, TypeError, ValueError, AttributeError) as err:
-            raise LedgerError(f"the saved ledger is malformed: {type(err).__name__}: {err}") from err
-        self.check()
-        return self
 
     # ---- internals --------------------------------------------------------------------------
 
@@ -325,19 +313,3 @@ class Ledger:
     def _finish_off(self, ordinal: int) -> None:
         self._states[self._live.pop(ordinal).state] -= 1
         self._done.add(ordinal)
-
-
-def to_ranges(ordinals: Sequence[int]) -> list[list[int]]:
-    """Sorted ordinals as inclusive ranges: [3, 4, 5, 9] -> [[3, 5], [9, 9]]."""
-    ranges: list[list[int]] = []
-    for ordinal in ordinals:
-        if ranges and ranges[-1][1] == ordinal - 1:
-            ranges[-1][1] = ordinal
-        else:
-            ranges.append([ordinal, ordinal])
-    return ranges
-
-
-def from_ranges(ranges: Iterable[Sequence[int]]) -> list[int]:
-    """The inverse of `to_ranges`."""
-    return [ordinal for first, last in ranges for ordinal in range(int(first), int(last) + 1)]

@@ -1,75 +1,51 @@
 """Prompts out, answers in, batches out: the collector's bookkeeping without its processes.
 
-Answers of a group come in any order and over several policy versions. A step takes the oldest finished groups. Before the
-version changes under a group that would become too old by it, the step waits for that group: so an answer is never trained
-more than `max_age` versions after its first token, and no prompt is dropped for being slow (its answer deadline is what
-ends it).
+Answers of a group come in any order and over several policy versions. A step takes the oldest finished groups and none that
+is older than `max_age` versions, counted from its first token. A group that finishes too late for that is evicted: its
+prompt is answered again, without using the retry budget, and is *owed* from then on: before the version changes under it,
+the step waits for it (its answer deadline bounds the wait and counts as a failure). So a slow prompt costs one wasted answer
+at most now and then, never the prompt. Where more owed groups than a step holds reach the limit together, the lowest
+ordinals go first, so that each of them gets its turn.
+
+Groups whose answers all have the same reward teach nothing and are filtered: a use, not a loss. At most
+`filters_per_step` of them between two steps; further ones are trained, so that a policy which has nothing left to learn
+still finishes its steps.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from rljob_workload.algorithm.advantages import group_advantages
 from rljob_workload.algorithm.batch import Answer, Request, TrainBatch, TrainRow
-from rljob_workload.core.ledger import Ledger, SkipCause, State
-from rljob_workload.core.source import SeekableSource
+from rljob_workload.core.groups import FinishedGroup, Group, Scored, StepInfo, step_info
+from rljob_workload.core.ledger import Ledger, LedgerError, SkipCause
+from rljob_workload.core.resume import RestoreReport, ResumeRules, RolloutError, restore, snapshot
+from rljob_workload.core.source import BadRow, Source, SourceError
 from rljob_workload.core.window import Window
 
+__all__ = [
+    "FinishedGroup",
+    "Group",
+    "RestoreReport",
+    "RolloutError",
+    "RolloutSettings",
+    "Rollouts",
+    "Scored",
+    "StepInfo",
+    "Verdict",
+]
 
-class RolloutError(Exception):
-    """Saved collector state that does not belong to this job."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """An answer with the environment's verdict."""
-
-    answer: Answer
-    reward: float
-    correct: bool
-
-
-@dataclass(slots=True)
-class Group:
-    """One prompt being answered."""
-
-    ordinal: int
-    attempt: int
-    dispatched_version: int
-    deadline: float
-    answers: list[Answer] = field(default_factory=list)
+#: New prompts in a row that cannot be used before the source is given up.
+MOST_UNUSABLE = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedGroup:
-    """One prompt with all its answers, waiting to be trained."""
-
-    ordinal: int
-    answers: tuple[Scored, ...]
-
-    @property
-    def first_version(self) -> int:
-        """The version that sampled the group's oldest token."""
-        return min(scored.answer.first_version for scored in self.answers)
-
-
-@dataclass(frozen=True, slots=True)
-class StepInfo:
-    """What went into one training step, in numbers."""
-
-    reward: float
-    correct: float
-    samples: int
-    answer_tokens: int
-    #: Answers whose tokens come from more than one policy version.
-    spanning: int
-    #: Versions between a group's first token and this step: over the step's groups.
-    oldest_age: int
-    mean_age: float
+#: Told of every prompt that is given up: its ordinal, the cause, and the cause's particulars.
+SkipListener = Callable[[int, SkipCause, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,56 +57,96 @@ class RolloutSettings:
     longest_prompt: int
     answer_timeout: float
     retry_budget: int
+    #: Zero-variance groups that may be filtered between two steps; 0 trains them all.
+    filters_per_step: int = 0
+
+
+class Verdict(StrEnum):
+    """What became of a group that was judged."""
+
+    BUFFERED = "buffered"
+    FILTERED = "filtered"
+    #: Too old on arrival: it is answered again.
+    EVICTED = "evicted"
+    #: Of a try that had been given up.
+    LATE = "late"
 
 
 class Rollouts:
     """All prompts of a run that are not done."""
 
-    def __init__(self, source: SeekableSource, window: Window, settings: RolloutSettings) -> None:
+    def __init__(self, source: Source, window: Window, settings: RolloutSettings, on_skip: SkipListener | None = None) -> None:
         self.ledger = Ledger()
+        self._on_skip = on_skip
         self._source = source
         self._window = window
         self._settings = settings
         self._open: dict[int, Group] = {}
         self._buffer: dict[int, FinishedGroup] = {}
-        #: Ordinals to be answered (again), lowest first.
+        self._training: dict[int, FinishedGroup] = {}
+        self._filtered: list[FinishedGroup] = []
+        #: Ordinals to be answered (again), lowest first: the one that holds the frontier back comes first.
         self._waiting: list[int] = []
+        self._tries: dict[int, int] = {}
+        self._version = 0
 
     # ---- prompts out ------------------------------------------------------------------------
 
     def dispatch(self, version: int, now: float, limit: int | None = None) -> list[Request]:
         """The prompts to be answered next: first those that wait already, then new ones within the window."""
+        self._settle(version)
         slots = self._settings.in_flight_limit - len(self._open)
         slots = slots if limit is None else min(slots, limit)
-        room = self._window.room(self.ledger.counts(), version)
         requests: list[Request] = []
+        unusable = 0
         while len(requests) < slots:
+            ordinal: int | None
             if self._waiting:
                 ordinal = heapq.heappop(self._waiting)
-            elif room > 0:
-                ordinal = self.ledger.hand_out()
-                room -= 1
-                if len(self._source.row(ordinal).tokens) > self._settings.longest_prompt:
-                    self.ledger.skip(ordinal, SkipCause.PROMPT_TOO_LONG)
-                    room += 1
-                    continue
+            elif self._window.room(self.ledger.counts(), version) > 0:
+                ordinal = self._hand_out()
             else:
                 break
+            if ordinal is None or not self._fits(ordinal):
+                unusable += 1
+                if unusable > MOST_UNUSABLE:
+                    raise SourceError(f"{unusable} prompts in a row cannot be used: {self.ledger.counts().skipped_by}")
+                continue
             requests.append(self._open_group(ordinal, version, now))
         return requests
 
     def can_dispatch(self, version: int) -> bool:
         """Whether there is a prompt for the next free slot."""
+        self._settle(version)
         return bool(self._waiting) or self._window.room(self.ledger.counts(), version) > 0
 
     def can_dispatch_now(self, version: int) -> bool:
         """Whether there is a prompt, and a free slot for it."""
         return len(self._open) < self._settings.in_flight_limit and self.can_dispatch(version)
 
+    def _hand_out(self) -> int | None:
+        """Number the source's next row; None when it is none that can be answered."""
+        row = self._source.pull()
+        ordinal = self.ledger.hand_out()
+        if self._source.next_ordinal != self.ledger.next_ordinal:
+            raise LedgerError(f"prompt {ordinal} is number {self._source.next_ordinal - 1} of the source")
+        if isinstance(row, BadRow):
+            self._skip(ordinal, SkipCause.BAD_ROW, row.reason)
+            return None
+        return ordinal
+
+    def _fits(self, ordinal: int) -> bool:
+        length, most = len(self._source.row(ordinal).tokens), self._settings.longest_prompt
+        if length > most:
+            self._skip(ordinal, SkipCause.PROMPT_TOO_LONG, f"{length} tokens, at most {most} leave room for an answer")
+        return length <= most
+
     def _open_group(self, ordinal: int, version: int, now: float) -> Request:
         self.ledger.dispatch(ordinal)
-        attempt = self.ledger.failures_of(ordinal)
-        self._open[ordinal] = Group(ordinal, attempt, version, now + self._settings.answer_timeout)
+        attempt = self._tries.get(ordinal, -1) + 1
+        self._tries[ordinal] = attempt
+        deadline = now + self._settings.answer_timeout
+        self._open[ordinal] = Group(ordinal, attempt, version, deadline, self.ledger.is_owed(ordinal))
         return Request((ordinal, attempt), self._source.row(ordinal).tokens, self._settings.group_size)
 
     # ---- answers in -------------------------------------------------------------------------
@@ -160,22 +176,33 @@ class Rollouts:
         """Whether this very try is still waited for."""
         return self._open.get(group.ordinal) is group
 
-    def scored(self, group: Group, scores: Sequence[tuple[float, bool]]) -> None:
-        """The group's answers were judged: it may be trained."""
+    def scored(self, group: Group, scores: Sequence[tuple[float, bool]]) -> Verdict:
+        """The group's answers were judged: it may be trained, or is filtered, or came too late."""
         if not self.is_open(group):
-            return
+            return Verdict.LATE
         del self._open[group.ordinal]
+        answers = [Scored(answer, *score) for answer, score in zip(group.answers, scores, strict=True)]
+        finished = FinishedGroup.of(group.ordinal, answers)
         self.ledger.finish(group.ordinal)
-        answers = tuple(Scored(a, *score) for a, score in zip(group.answers, scores, strict=True))
-        self._buffer[group.ordinal] = FinishedGroup(group.ordinal, answers)
+        if self._window.too_old(finished.first_version, self._version):
+            self._evict(group.ordinal)
+            return Verdict.EVICTED
+        if not finished.teaches and len(self._filtered) < self._settings.filters_per_step:
+            self.ledger.filter(group.ordinal)
+            self._done(group.ordinal)
+            self._filtered.append(finished)
+            return Verdict.FILTERED
+        self._buffer[group.ordinal] = finished
+        return Verdict.BUFFERED
 
     def failed(self, group: Group) -> SkipCause | None:
         """This try is lost: answer the prompt again, or skip it when the retry budget is used up."""
         if not self.is_open(group):
             return None
         del self._open[group.ordinal]
-        if self.ledger.fail(group.ordinal) > self._settings.retry_budget:
-            self.ledger.skip(group.ordinal, SkipCause.RETRY_BUDGET_EXHAUSTED)
+        failures = self.ledger.fail(group.ordinal)
+        if failures > self._settings.retry_budget:
+            self._skip(group.ordinal, SkipCause.RETRY_BUDGET_EXHAUSTED, f"{failures} tries failed")
             return SkipCause.RETRY_BUDGET_EXHAUSTED
         heapq.heappush(self._waiting, group.ordinal)
         return None
@@ -192,118 +219,107 @@ class Rollouts:
 
     def missing(self, version: int) -> int:
         """Groups that the next step still waits for."""
+        self._settle(version)
         short = self._window.prompts_per_step - len(self._buffer)
-        expiring = sum(version - group.dispatched_version >= self._window.max_age for group in self._open.values())
-        return max(0, short, expiring)
+        owed = sum(group.owed and self._window.at_its_limit(group.dispatched_version, version) for group in self._open.values())
+        return max(0, short, owed)
 
     def take(self, step: int, version: int) -> tuple[TrainBatch, StepInfo] | None:
         """The oldest finished groups as one training step; None while it has to wait."""
-        self._evict_too_old(version)
         if self.missing(version):
             return None
-        oldest_first = sorted(self._buffer.values(), key=lambda group: (group.first_version, group.ordinal))
-        groups = oldest_first[: self._window.prompts_per_step]
+        groups = heapq.nsmallest(self._window.prompts_per_step, self._buffer.values(), key=self._order)
         ordinals = tuple(group.ordinal for group in groups)
         self.ledger.take(ordinals)
-        for ordinal in ordinals:
-            del self._buffer[ordinal]
-        rows = tuple(row for group in groups for row in self._rows(group))
-        return TrainBatch(step, ordinals, rows), _info(groups, version)
+        self._training = {ordinal: self._buffer.pop(ordinal) for ordinal in ordinals}
+        filtered, self._filtered = self._filtered, []
+        # Filtered groups have no advantage, and the policy's loss is a mean over them too: dropping them from the mean
+        # instead would weaken the entropy bonus, and a policy that has learnt most prompts would collapse.
+        share = len(groups) / (len(groups) + len(filtered))
+        rows = tuple(row for group in groups for row in self._rows(group, share))
+        return TrainBatch(step, ordinals, rows), step_info(groups, version, filtered)
 
     def commit(self, step: int, ordinals: Sequence[int]) -> None:
-        """The optimizer step over these prompts was taken."""
-        self.ledger.commit(step, ordinals)
+        """The optimizer step over these prompts was taken. May be repeated."""
+        if self.ledger.commit(step, ordinals):
+            self._training = {}
+            for ordinal in ordinals:
+                self._done(ordinal)
 
-    def _rows(self, group: FinishedGroup) -> list[TrainRow]:
+    def give_back(self) -> None:
+        """The training step did not happen: its groups are finished groups again."""
+        self.ledger.give_back(list(self._training))
+        self._buffer |= self._training
+        self._training = {}
+
+    def check(self) -> None:
+        """Raise when the books do not add up, in the ledger or against the source."""
+        self.ledger.check()
+        if self._source.next_ordinal != self.ledger.next_ordinal:
+            raise LedgerError(
+                f"{self.ledger.next_ordinal} prompts are handed out, the source stands at {self._source.next_ordinal}"
+            )
+
+    def _order(self, group: FinishedGroup) -> tuple[int, bool, int]:
+        return group.first_version, not self.ledger.is_owed(group.ordinal), group.ordinal
+
+    def _rows(self, group: FinishedGroup, share: float) -> list[TrainRow]:
         prompt = self._source.row(group.ordinal).tokens
         advantages = group_advantages([scored.reward for scored in group.answers])
         return [
-            TrainRow(prompt + scored.answer.tokens, len(prompt), scored.answer.logprobs, advantage)
+            TrainRow(prompt + scored.answer.tokens, len(prompt), scored.answer.logprobs, advantage * share)
             for scored, advantage in zip(group.answers, advantages, strict=True)
         ]
 
-    def _evict_too_old(self, version: int) -> None:
-        """Only restored groups can be too old here (the window may have shrunk since they were saved)."""
+    def _settle(self, version: int) -> None:
+        """The version has moved on: what became too old in the buffer is answered again."""
+        if version <= self._version:
+            return
+        self._version = version
         for group in list(self._buffer.values()):
-            if version - group.first_version > self._window.max_age:
+            if self._window.too_old(group.first_version, version):
                 del self._buffer[group.ordinal]
-                self.ledger.evict(group.ordinal)
-                heapq.heappush(self._waiting, group.ordinal)
+                self._evict(group.ordinal)
+
+    def _evict(self, ordinal: int) -> None:
+        self.ledger.evict(ordinal)
+        heapq.heappush(self._waiting, ordinal)
+
+    def _skip(self, ordinal: int, cause: SkipCause, particulars: str) -> None:
+        self.ledger.skip(ordinal, cause)
+        self._done(ordinal)
+        if self._on_skip:
+            self._on_skip(ordinal, cause, particulars)
+
+    def _done(self, ordinal: int) -> None:
+        self._tries.pop(ordinal, None)
+        self._source.release(ordinal)
 
     # ---- saving -----------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """Ledger and finished groups of one moment, as JSON. Refused while a step is open."""
-        return {
-            "fingerprint": self._source.fingerprint(),
-            "ledger": self.ledger.to_json(),
-            "buffer": [_group_to_json(group) for group in self._buffer.values()],
-        }
+        """Ledger, finished groups and the source's place, of one moment, as JSON. Refused while a step is open."""
+        return snapshot(self.ledger, self._source, self._buffer.values())
 
-    def restore(self, saved: Mapping[str, Any]) -> RestoreReport:
-        """Go on from a snapshot: finished groups are kept, everything else that was handed out is answered again."""
-        if saved.get("fingerprint") != self._source.fingerprint():
-            raise RolloutError(
-                f"the data has changed since the checkpoint: fingerprint {self._source.fingerprint()}, "
-                f"saved {saved.get('fingerprint')}; use the same spec.data, or another checkpoint directory"
-            )
-        self.ledger = Ledger.from_json(saved["ledger"])
-        groups = {group.ordinal: group for group in map(_group_from_json, saved["buffer"])}
-        for ordinal in self.ledger.in_state(State.BUFFERED):
-            group = groups.get(ordinal)
-            if group is not None and len(group.answers) == self._settings.group_size:
-                self._buffer[ordinal] = group
-            else:
-                self.ledger.evict(ordinal)
-        self._waiting = self.ledger.in_state(State.PENDING, State.RETRYABLE)  # sorted: a valid heap
-        return RestoreReport(self.ledger.next_ordinal, len(self._buffer), list(self._waiting))
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreReport:
-    """What a resume took over."""
-
-    handed_out: int
-    restored_groups: int
-    rehanded: list[int]
-
-
-def _info(groups: Sequence[FinishedGroup], version: int) -> StepInfo:
-    scored = [s for group in groups for s in group.answers]
-    ages = [version - group.first_version for group in groups]
-    return StepInfo(
-        reward=sum(s.reward for s in scored) / len(scored),
-        correct=sum(s.correct for s in scored) / len(scored),
-        samples=len(scored),
-        answer_tokens=sum(len(s.answer.tokens) for s in scored),
-        spanning=sum(s.answer.first_version != s.answer.last_version for s in scored),
-        oldest_age=max(ages),
-        mean_age=sum(ages) / len(ages),
-    )
-
-
-def _group_to_json(group: FinishedGroup) -> dict[str, Any]:
-    return {
-        "ordinal": group.ordinal,
-        "attempt": group.answers[0].answer.tag[1],
-        "answers": [
-            {
-                "tokens": s.answer.tokens,
-                "logprobs": s.answer.logprobs,
-                "versions": s.answer.versions,
-                "reward": s.reward,
-                "correct": s.correct,
-            }
-            for s in group.answers
-        ],
-    }
-
-
-def _group_from_json(data: Mapping[str, Any]) -> FinishedGroup:
-    tag = (int(data["ordinal"]), int(data["attempt"]))
-    answers = []
-    for saved in data["answers"]:
-        versions = tuple((int(index), int(version)) for index, version in saved["versions"])
-        answer = Answer(tag, tuple(saved["tokens"]), tuple(saved["logprobs"]), versions)
-        answers.append(Scored(answer, float(saved["reward"]), bool(saved["correct"])))
-    return FinishedGroup(tag[0], tuple(answers))
+    def restore(
+        self,
+        saved: Any,
+        *,
+        version: int | None = None,
+        load_buffer: bool = True,
+        restart_on_change: bool = False,
+        trained_before: int = 0,
+    ) -> RestoreReport:
+        """Go on from a snapshot; the rules are `resume.restore`'s."""
+        rules = ResumeRules(
+            version=version,
+            load_buffer=load_buffer,
+            restart_on_change=restart_on_change,
+            trained_before=trained_before,
+            group_size=self._settings.group_size,
+        )
+        self._open, self._tries, self._training, self._filtered = {}, {}, {}, []
+        self._version = version or 0
+        restored = restore(saved, self._source, self._window, rules)
+        self.ledger, self._buffer, self._waiting = restored.ledger, restored.buffer, restored.waiting
+        return restored.report

@@ -20,12 +20,16 @@ class Window:
 
         Bounded by the age window and by what the remaining steps can still use, so that a finished run ends with every
         live state at 0. Filtered and skipped prompts are done and therefore do not count; handing out a prompt again
-        needs no room, because it never gave up its own.
+        needs no room, because it never gave up its own. Everything is counted from the live states, never from step
+        numbers, so it stays right when P changes or when a checkpoint brings no ledger.
         """
         allowed = min((self.max_age + 1) * self.prompts_per_step, (self.steps - version) * self.prompts_per_step)
         return max(0, allowed - counts.live)
 
+    def too_old(self, first_version: int, version: int) -> bool:
+        """Whether an answer begun by `first_version` may no longer be trained by the step after `version`."""
+        return version - first_version > self.max_age
 
-def in_flight_limit(configured: int | None, prompts_per_step: int, max_age: int) -> int:
-    """Groups that may be answered at once: what the job asks for, or one step's prompts per allowed version."""
-    return configured if configured is not None else prompts_per_step * max_age
+    def at_its_limit(self, first_version: int, version: int) -> bool:
+        """Whether the step after `version` is the last that may train it."""
+        return version - first_version >= self.max_age

@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rljob_api.exitcodes import ExitCode
+from rljob_workload.core.source import SourceError
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.launch import Actors
 
@@ -63,6 +64,8 @@ class Calls:
         if isinstance(cause, RayActorError) or "ActorDiedError" in text or "ActorUnavailableError" in text:
             return self.lost(cause)
         log.error("an actor raised: %s", err)
+        if isinstance(cause, SourceError):
+            return RunError(ExitCode.BAD_DATA, str(cause))
         if name == "CollectorFailedError":
             return RunError(ExitCode.COLLECTOR_LOST, str(cause))
         if name == "WeightsError":

@@ -19,10 +19,11 @@ from typing import Any
 
 from rljob_api.spec import RLJobSpec
 from rljob_workload.algorithm.batch import Answer, TrainBatch
+from rljob_workload.core.cap import Cap, in_flight_cap
 from rljob_workload.core.ledger import SkipCause
 from rljob_workload.core.rollouts import Group, RestoreReport, Rollouts, RolloutSettings, StepInfo
-from rljob_workload.core.source import SeekableSource
-from rljob_workload.core.window import Window, in_flight_limit
+from rljob_workload.core.source import SeekableSource, SourceError
+from rljob_workload.core.window import Window
 from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.environments import load_environment
 from rljob_workload.runtime.logs import log_to_file
@@ -52,6 +53,17 @@ class Taken:
     wait_seconds: float
 
 
+def cap_of(spec: RLJobSpec) -> Cap:
+    """The cap on groups in flight. Ranks decode in slices, one call for all groups, so calls do not limit it."""
+    grpo = spec.algorithm.grpo
+    return in_flight_cap(
+        spec.generation.max_in_flight_prompts,
+        prompts_per_step=grpo.prompts_per_step,
+        max_age=grpo.max_trajectory_age_steps,
+        calls_per_group=0,
+    )
+
+
 def build_rollouts(spec: RLJobSpec, task: TaskData) -> Rollouts:
     """The bookkeeping for a validated spec."""
     grpo, generation = spec.algorithm.grpo, spec.generation
@@ -59,12 +71,17 @@ def build_rollouts(spec: RLJobSpec, task: TaskData) -> Rollouts:
     window = Window(grpo.prompts_per_step, grpo.max_trajectory_age_steps, grpo.steps)
     settings = RolloutSettings(
         group_size=grpo.generations_per_prompt,
-        in_flight_limit=in_flight_limit(generation.max_in_flight_prompts, grpo.prompts_per_step, grpo.max_trajectory_age_steps),
+        in_flight_limit=cap_of(spec).effective,
         longest_prompt=generation.max_sequence_length - task.new_tokens(generation.max_new_tokens),
         answer_timeout=float(generation.answer_timeout_seconds),
         retry_budget=spec.prompts.retry_budget,
+        filters_per_step=grpo.prompts_per_step,
     )
-    return Rollouts(source, window, settings)
+    return Rollouts(source, window, settings, _log_skip)
+
+
+def _log_skip(ordinal: int, cause: SkipCause, particulars: str) -> None:
+    log.warning("prompt %d is skipped (%s): %s", ordinal, cause, particulars)
 
 
 class Collector:
@@ -86,15 +103,22 @@ class Collector:
         self._busy: list[int] = []
         self._state = CollectorState.STARTING
         self._failure = ""
+        self._data_failed = False
         self._version = 0
         self._clock = _ActiveClock()
         log_to_file(Path(directory) / "logs" / f"collector-attempt-{attempt:06d}.log")
 
     # ---- the driver's calls -----------------------------------------------------------------
 
-    async def restore(self, saved: dict[str, Any]) -> RestoreReport:
-        """Go on from a checkpoint's state; before `start`."""
-        return self._rollouts.restore(saved)
+    async def restore(self, saved: dict[str, Any] | None, version: int | None = None, trained_before: int = 0) -> RestoreReport:
+        """Go on from a checkpoint's state; before `start`. None: the checkpoint has no ledger, only trained prompts."""
+        return self._rollouts.restore(
+            saved,
+            version=version,
+            load_buffer=self._spec.checkpoint.load_replay_buffer,
+            restart_on_change=self._spec.data.on_change == "Restart",
+            trained_before=trained_before,
+        )
 
     async def start(self, replicas: list[list[Any]], version: int) -> None:
         """Begin to collect on these replicas (each a list of rank actors)."""
@@ -127,7 +151,7 @@ class Collector:
     async def commit(self, step: int, ordinals: Sequence[int]) -> dict[str, Any]:
         """The step's optimizer step has been taken on all ranks. May be repeated. Returns the counters."""
         self._rollouts.commit(step, ordinals)
-        self._rollouts.ledger.check()
+        self._rollouts.check()
         return self.counters()
 
     async def resume(self, version: int) -> None:
@@ -156,7 +180,8 @@ class Collector:
             }
             for group in self._rollouts.oldest_in_flight()
         ]
-        return {"state": self._state, "failure": self._failure, "oldest_in_flight": oldest, **self.counters()}
+        cap = asdict(cap_of(self._spec))
+        return {"state": self._state, "failure": self._failure, "oldest_in_flight": oldest, "cap": cap, **self.counters()}
 
     def counters(self) -> dict[str, Any]:
         """The ledger's counters, and the skipped ordinals by cause."""
@@ -265,13 +290,13 @@ class Collector:
     async def _fail(self, why: str, err: BaseException) -> None:
         log.error("failed: %s", why, exc_info=err)
         async with self._changed:
-            self._failure = why
+            self._failure, self._data_failed = why, isinstance(err, SourceError)
             self._enter(CollectorState.FAILED)
             self._changed.notify_all()
 
     def _raise_failure(self) -> None:
         if self._failed:
-            raise CollectorFailedError(self._failure)
+            raise (SourceError if self._data_failed else CollectorFailedError)(self._failure)
 
 
 class CollectorFailedError(Exception):

@@ -16,17 +16,16 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from rljob_api.exitcodes import ExitCode
-from rljob_api.layout import in_flight_prompts
 from rljob_api.names import run_directory
 from rljob_api.progress import (
     CheckpointInfo,
     Finished,
-    InFlightPrompts,
     Resume,
     RolledBack,
 )
 from rljob_workload.core.checkpoint import Checkpoint, CheckpointError, RunDirectory
 from rljob_workload.core.rollouts import RestoreReport, StepInfo
+from rljob_workload.core.source import SourceError
 from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.environments import load_environment
 from rljob_workload.runtime import launch
@@ -35,6 +34,7 @@ from rljob_workload.runtime.collector import Taken
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.metrics import MetricsFile
 from rljob_workload.runtime.progress import Progress, utc_now
+from rljob_workload.runtime.prompts import cap_report, resume_totals, too_many_skipped
 from rljob_workload.runtime.rank import RankStep
 from rljob_workload.runtime.settings import Attempt
 from rljob_workload.runtime.step import Phases, Totals, metrics_line, prompt_counts, validation_prompts
@@ -105,13 +105,10 @@ class Driver:
         self._began = time.monotonic()
         log.info("ready: actors %.1f s, model and engine %.1f s, resume %.1f s",
                  placed - began, loaded - placed, self._began - loaded)  # fmt: skip
-        configured = in_flight_prompts(self._spec)
         status = self._calls().get(self._calls().collector.status.remote(), deadline, "the collector does not answer")
-        self._progress.update(
-            phase="Generating",
-            prompts=prompt_counts(status),
-            in_flight_prompts=InFlightPrompts(configured=configured, effective=configured),
-        )
+        self._progress.update(phase="Generating", prompts=prompt_counts(status), in_flight_prompts=cap_report(status["cap"]))
+        if why := too_many_skipped(self._spec, status):
+            raise RunError(ExitCode.SKIPPED_TOO_MANY, why)
 
     def _train_to_the_end(self) -> Finished:
         grpo = self._spec.algorithm.grpo
@@ -144,7 +141,8 @@ class Driver:
             with phases.timed("validate"):
                 reward = self._validate(step)
         reached = self._reached(step, reward)
-        stop = self._stop.asked
+        too_many = too_many_skipped(self._spec, counters)
+        stop = self._stop.asked or too_many is not None
         if (stop or reached is not None) and not save_due:
             # The weights that reached the target are what the run was for; a stopped run goes on from here.
             with phases.timed("save"):
@@ -154,6 +152,8 @@ class Driver:
             with phases.timed("commit"):
                 self._calls().get(self._calls().collector.resume.remote(self._version), self._stall, "the collector hangs")
         self._report(step, taken.info, results, counters, phases, reward)
+        if too_many is not None:
+            raise RunError(ExitCode.SKIPPED_TOO_MANY, f"step {step}, which was saved: {too_many}")
         if stop and reached is None:
             raise RunError(ExitCode.STOPPED, f"stopped by SIGTERM after step {step}, which was saved")
         return reached
@@ -263,10 +263,11 @@ class Driver:
             return
         try:
             report = self._load(checkpoint)
-        except (KeyError, TypeError, RayTaskError) as err:
+        except (KeyError, TypeError, ValueError, RayTaskError) as err:
             cause = err.cause if isinstance(err, RayTaskError) else err
             raise RunError(
-                ExitCode.CHECKPOINT_UNLOADABLE, f"cannot resume from {checkpoint.path}: {type(cause).__name__}: {cause}"
+                ExitCode.BAD_DATA if isinstance(cause, SourceError) else ExitCode.CHECKPOINT_UNLOADABLE,
+                f"cannot resume from {checkpoint.path}: {type(cause).__name__}: {cause}",
             ) from err
         self._rolled_back(max(0, before.step - checkpoint.step), max(0, before.trained_prompts - self._trained()))
         self._progress.update(
@@ -287,14 +288,13 @@ class Driver:
 
     def _load(self, checkpoint: Checkpoint) -> RestoreReport:
         deadline = self._spec.deadlines.first_step_seconds
-        state = checkpoint.state
-        saved = dict(state["totals"])
-        self._totals.consumed_samples = int(saved["consumed_samples"])
-        self._totals.trained_prompts = int(saved["trained_prompts"])
-        self._totals.elapsed_before = max(self._totals.elapsed_before, float(state["elapsed_seconds"]))
-        report: RestoreReport = self._calls().get(
-            self._calls().collector.restore.remote(state["collector"]), deadline, "the collector does not restore"
+        resume_totals(self._totals, checkpoint, self._spec)
+        restore = self._calls().collector.restore.remote(
+            checkpoint.state.get("collector"), checkpoint.step, self._totals.trained_prompts
         )
+        report: RestoreReport = self._calls().get(restore, deadline, "the collector does not restore")
+        for warning in report.warnings:
+            log.warning("%s", warning)
         arguments = (str(checkpoint.path), checkpoint.step)
         self._calls().ranks("load", deadline, ExitCode.CHECKPOINT_UNLOADABLE, *arguments)
         self._version = checkpoint.step

@@ -82,6 +82,7 @@ def metrics_line(
         "samples": info.samples,
         "answer_tokens": tokens,
         "spanning_answers": info.spanning,
+        "filtered": info.filtered,
         "oldest_age": info.oldest_age,
         "mean_age": info.mean_age,
         "seconds": {phase: round(value, 5) for phase, value in phases.seconds.items()},
