@@ -38,6 +38,7 @@ def test_a_report_of_a_permanent_failure_ends_the_job_though_ray_reports_success
     ("told", "status", "at_step"),
     [
         (None, running(), "step 0 of 0"),
+        (None, running(step=500, totalSteps=500, lastStepTime=stamp(-9)), "step 0 of 500"),  # an earlier attempt's
         (None, running(step=3, totalSteps=500, lastStepTime=stamp(50)), "step 3 of 500"),
         (report(499), running(), "step 499 of 500"),
     ],
