@@ -111,9 +111,9 @@ class Policy:
         return stats
 
     def check_usable(self) -> None:
-        """Raise when a parameter or the loss of the last rows is no finite number. Collective, and changes nothing.
+        """Raise when the weights, or loss and gradient of the last rows, are not finite. Collective; changes no weights.
 
-        The step's own loss was computed with the weights before it, and huge weights are finite but their outputs are not.
+        The step's own loss was computed with the weights before it, and huge weights are finite but nothing learns from them.
         """
         for name, parameter in self.parameters().items():
             if not bool(torch.isfinite(parameter).all()):
@@ -123,10 +123,12 @@ class Policy:
         training = self.ddp.training
         self.enter_train()
         loss = self._loss_of(self._sample)
+        norm = sum(float(buffer.grad_data.norm()) for buffer in self.ddp.buffers)
+        self.ddp.zero_grad_buffer()
         if not training:
             self.enter_generate()
-        if not _finite(loss):
-            raise NonFiniteError(self._unusable(f"the loss with them is {loss}"))
+        if not (_finite(loss) and _finite(norm)):
+            raise NonFiniteError(self._unusable(f"the next step with them has loss {loss} and gradient norm {norm}"))
 
     def _unusable(self, why: str) -> str:
         return (
@@ -135,10 +137,11 @@ class Policy:
         )
 
     def _loss_of(self, sample: _Tensors) -> float:
-        """The loss of one micro-batch, without gradients (0 on stages that do not see it)."""
+        """The loss of one micro-batch (0 on stages that do not see it); leaves its gradients in the buffers."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         size, length = sample.tokens.shape
+        self.ddp.zero_grad_buffer()
         parts = get_forward_backward_func()(
             forward_step_func=self._forward_step(sample, size, 1, max(1, int(sample.mask.sum()))),
             data_iterator=iter([0]),
@@ -146,7 +149,7 @@ class Policy:
             num_microbatches=1,
             seq_length=length - 1,
             micro_batch_size=size,
-            forward_only=True,
+            forward_only=False,
         )
         return float(sum(float(part["loss"]) for part in parts))
 

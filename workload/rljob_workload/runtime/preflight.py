@@ -15,8 +15,8 @@ from rljob_workload.core.checkpoint import Checkpoint
 from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.runtime.errors import RunError
 
-#: Beyond float32 the optimizer and the loss refuse a number.
-LARGEST = Decimal("3.4e38")
+#: Near the end of float32 the optimizer and the loss refuse a number.
+LARGEST = Decimal("1e30")
 
 
 def check_settings(spec: RLJobSpec) -> None:
