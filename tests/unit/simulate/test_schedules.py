@@ -137,6 +137,9 @@ def test_the_rivals_lose_or_repeat_where_the_ledger_does_neither() -> None:
         ({"save_every": 0}, "--save-every 0"),
         ({"bad_rows": 0.5}, "--bad-rows 0.5"),
         ({"group_size": 1}, "--group-size 1"),
+        ({"in_flight": -1}, "--in-flight -1"),
+        ({"spread": float("nan")}, "--spread nan"),
+        ({"bad_rows": float("nan")}, "--bad-rows nan"),
     ],
 )
 def test_a_setting_that_makes_no_run_is_named(changes: dict[str, object], message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
@@ -58,21 +59,24 @@ class SimSettings:
             "group_size": 2,
             "max_age": 1,
             "handout": 1,
+            "save_every": 1,
+            "rows": 0,
+            "in_flight": 0,
+            "retry_budget": 0,
         }.items():
             if getattr(self, name) < low:
                 raise SettingsError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least {low}")
         for name in ("failure_rate", "filter_rate"):
             if not 0 <= getattr(self, name) < 1:
                 raise SettingsError(f"--{name.replace('_', '-')} {getattr(self, name)}: from 0 to below 1")
-        if self.save_every < 1:
-            raise SettingsError(f"--save-every {self.save_every}: at least 1")
-        if self.spread < 0 or self.train_time < 0 or self.answer_timeout <= 0:
-            raise SettingsError("--spread and --train-time: at least 0; --answer-timeout: above 0")
+        for name in ("spread", "train_time", "answer_timeout"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise SettingsError(f"--{name.replace('_', '-')} {getattr(self, name)}: from 0 on, and finite")
         for name, values in {"rule": RULES, "source": SOURCES}.items():
             if getattr(self, name) not in values:
                 raise SettingsError(f"--{name} {getattr(self, name)}: one of {', '.join(values)}")
         bad = self.failure_rate / 40 if self.bad_rows < 0 else self.bad_rows
-        if bad > 0.1:
+        if not bad <= 0.1:
             raise SettingsError(f"--bad-rows {bad}: at most 0.1")
         rows = self.rows or max(8, self.prompts * 2 // 5)
         return replace(self, rows=rows, bad_rows=bad)
