@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
+from typing import Any
 
 from rljob_api.findings import errors, render
 from rljob_api.manifest import judge
@@ -35,6 +37,7 @@ def run(options: argparse.Namespace) -> int:
     manifest = read_manifest(options.file)
     apply_settings(manifest, options.set)
     name = manifest["metadata"]["name"]
+    namespace = _namespace(options.file, manifest["metadata"].get("namespace"))
     verdict = judge(name, manifest.get("spec"))
     if verdict.spec is None or errors(verdict.findings):
         raise UserError(f"{options.file}: {render(errors(verdict.findings))}", exit_code=1)
@@ -46,7 +49,19 @@ def run(options: argparse.Namespace) -> int:
     return run_local(
         verdict.spec,
         name=name,
-        namespace=manifest["metadata"].get("namespace", "default"),
+        namespace=namespace,
         directory=directory.resolve(),
         show_progress=not options.quiet,
     )
+
+
+def _namespace(file: str, value: Any) -> str:
+    """The manifest's namespace; it becomes part of paths and reports, so it is held to Kubernetes' rule."""
+    if value is None:
+        return "default"
+    if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", value):
+        raise UserError(
+            f"{file}: metadata.namespace: {value!r} is not a namespace: at most 63 lower-case letters, digits and dashes",
+            exit_code=1,
+        )
+    return value

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
+from rljob_workload.data.builtin import load_builtin
 from rljob_workload.megatron import weights
-from rljob_workload.megatron.engine import engines_built
-from rljob_workload.megatron.errors import NonFiniteError
+from rljob_workload.megatron.engine import ResidentEngine, engines_built
+from rljob_workload.megatron.errors import EngineError, NonFiniteError, WeightsError
 from rljob_workload.megatron.policy import Policy
+from rljob_workload.megatron.settings import engine_settings, model_settings
 from rljob_workload.megatron.shim import attention
 from rljob_workload.megatron.shim.patch_points import PatchPoint, moved
 
@@ -106,6 +110,79 @@ def test_a_loaded_policy_continues_exactly_like_the_saved_one(uneven: Loop, tmp_
 
     assert losses(uneven.policy) == losses(other)
     uneven.engine.resume(uneven.policy.version)
+
+
+def test_a_changed_learning_rate_loads_and_is_the_one_that_trains(uneven: Loop, tmp_path: Path) -> None:
+    uneven.engine.suspend()
+    weights.save(uneven.policy, uneven.engine.sampler, tmp_path)
+    uneven.engine.resume(uneven.policy.version)
+    other = Policy(dataclasses.replace(uneven.policy.settings, learning_rate=0.0))
+    weights.load(other, torch.Generator(), tmp_path)
+    before = {name: parameter.clone() for name, parameter in other.parameters().items()}
+    batch = uneven.batches[0]
+    other.enter_train()
+    other.train_step(batch.rows, longest=batch.longest, answer_tokens=batch.answer_tokens)
+    for name, parameter in other.parameters().items():
+        assert torch.equal(parameter, before[name]), name
+    assert {group["lr"] for group in other.optimizer.param_groups} == {0.0}
+
+
+def test_overwritten_weights_are_one_line_with_the_cause(uneven: Loop, tmp_path: Path) -> None:
+    uneven.engine.suspend()
+    weights.save(uneven.policy, uneven.engine.sampler, tmp_path)
+    uneven.engine.resume(uneven.policy.version)
+    for path in (tmp_path / weights.WEIGHTS).glob("*.distcp"):
+        path.write_bytes(b"\xff" * path.stat().st_size)
+    with pytest.raises(WeightsError, match=r"cannot load the weights in .*: UnpicklingError: ") as caught:
+        weights.load(Policy(uneven.policy.settings), None, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_save_on_a_full_volume_says_so(uneven: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron's writer names no cause, and its exception is none that `except Exception` sees."""
+    from megatron.core import dist_checkpointing
+
+    def fail(*_: object) -> None:
+        raise CheckpointException("write", {0: (RuntimeError("Worker failure"), None)})  # type: ignore[dict-item]
+
+    monkeypatch.setattr(dist_checkpointing, "save", fail)
+    with pytest.raises(WeightsError, match=r": RuntimeError: Worker failure$"):
+        weights.save(uneven.policy, None, tmp_path)
+    monkeypatch.setattr(weights.shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
+    (tmp_path / weights.WEIGHTS).rmdir()
+    with pytest.raises(WeightsError, match=r"No space left on device \(4,096 bytes are free"):
+        weights.save(uneven.policy, None, tmp_path)
+
+
+def test_weights_that_compute_no_numbers_are_neither_saved_nor_sampled_from(tmp_path: Path) -> None:
+    loop = Loop.of(copy_spec(steps=50, learningRate="1e9"))
+    loop.step()
+    loop.engine.suspend()
+    with pytest.raises(NonFiniteError, match="the weights of step 1 are not saved: the next step with them has loss nan"):
+        weights.save(loop.policy, loop.engine.sampler, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    loop.engine.resume(loop.policy.version)
+    with pytest.raises(NonFiniteError, match="sampling with the weights of step 1"):
+        loop.step()
+
+
+def test_trying_the_weights_changes_nothing(uneven: Loop) -> None:
+    before = {name: parameter.clone() for name, parameter in uneven.policy.parameters().items()}
+    random = torch.get_rng_state()
+    uneven.engine.suspend()
+    uneven.policy.check_usable()
+    uneven.engine.resume(uneven.policy.version)
+    assert torch.equal(torch.get_rng_state(), random)
+    for name, parameter in uneven.policy.parameters().items():
+        assert torch.equal(parameter, before[name]), name
+
+
+def test_a_cache_too_small_for_one_request_is_refused_with_both_sizes() -> None:
+    spec = copy_spec(steps=50)
+    task = load_builtin(str(spec.data.builtin))
+    settings = dataclasses.replace(engine_settings(spec, task), kv_bytes=1024)
+    with pytest.raises(EngineError, match=r"kvCache.size is 1024 bytes; one request of 16 tokens needs \d+"):
+        ResidentEngine(Policy(model_settings(spec)), settings, task.tokenizer)
 
 
 def test_micro_batches_do_not_change_the_step() -> None:

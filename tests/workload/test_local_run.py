@@ -67,6 +67,31 @@ def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
+def test_sigterm_to_the_whole_process_group_saves_the_step_and_says_so(tmp_path: Path) -> None:
+    """What `timeout` and service managers send. Ray's daemons must survive it until the save is done."""
+    manifest = yaml.safe_load((ROOT / "examples" / "copy.yaml").read_text())
+    manifest["spec"]["algorithm"]["grpo"]["steps"] = 4000
+    manifest["spec"]["checkpoint"]["everySteps"] = 4000
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(manifest))
+    run = Run(tmp_path / "run", path, [])
+    process = run.start()
+    try:
+        run.wait_for_step(process, attempt=1, step=1)
+        left = descendants(process)
+        os.killpg(process.pid, signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == ExitCode.STOPPED, errors[-3000:]
+    assert "Traceback" not in errors
+    step = run.progress()["checkpoint"]["step"]
+    assert step >= 1
+    assert run.progress()["failed"]["message"] == f"stopped by SIGTERM after step {step}, which was saved"
+    _, alive = psutil.wait_procs(left, timeout=15)
+    assert [child.name() for child in alive if child.is_running() and child.status() != "zombie"] == []
+
+
 def test_a_killed_rank_and_a_killed_driver_lose_no_prompt_and_leave_no_process(tmp_path: Path) -> None:
     manifest = yaml.safe_load((ROOT / "examples" / "copy.yaml").read_text())
     spec = manifest["spec"]

@@ -15,6 +15,7 @@ import yaml
 from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request
 from rljob_workload.core.source import SourceChangedError, SourceError
 from rljob_workload.environments.base import Score
+from rljob_workload.megatron.errors import EngineError, NonFiniteError
 from rljob_workload.runtime import collector as module
 from rljob_workload.runtime.collector import Collector, CollectorFailedError
 from rljob_workload.runtime.logs import close_files
@@ -172,6 +173,32 @@ async def test_a_dead_rank_ends_the_waiting_take_with_its_cause(make: Any) -> No
     with pytest.raises(CollectorFailedError):
         await soon(collector.resume(1))
     assert (await collector.status())["state"] == "Failed"
+
+
+class RemoteError(RuntimeError):
+    """As Ray delivers a rank's exception: its own class around the cause, whose traceback is the text."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(f'\x1b[36mray::Rank.decode()\x1b[39m (pid=1)\n  File "engine.py", line 1\n{cause}')
+        self.cause = cause
+
+
+@pytest.mark.parametrize("kind", [NonFiniteError, EngineError])
+async def test_what_a_rank_says_on_purpose_keeps_its_kind_through_the_collector(make: Any, kind: type[Exception]) -> None:
+    collector, rank = make(), FakeRank()
+    rank.error = RemoteError(kind("said so"))
+    await collector.start([[rank]], 0)
+    with pytest.raises(kind, match=f"^replica 0: {kind.__name__}: said so$"):
+        await soon(collector.take(1))
+
+
+async def test_a_ranks_surprise_is_one_line_without_colours(make: Any) -> None:
+    collector, rank = make(), FakeRank()
+    trace = '\x1b[36mray::Rank.decode()\x1b[39m (pid=1)\n  File "engine.py", line 1, in step\nRuntimeError: sizes differ'
+    rank.error = RemoteError(RuntimeError(trace))
+    await collector.start([[rank]], 0)
+    with pytest.raises(CollectorFailedError, match=r"^replica 0: RuntimeError: RuntimeError: sizes differ$"):
+        await soon(collector.take(1))
 
 
 @pytest.mark.parametrize("quick", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from rljob_workload.algorithm.batch import TrainStats
 from rljob_workload.core.rollouts import StepInfo
 from rljob_workload.runtime import guardian
 from rljob_workload.runtime.errors import RunError
+from rljob_workload.runtime.logs import close_files, log_to_file
 from rljob_workload.runtime.metrics import MetricsFile, read_metrics
 from rljob_workload.runtime.progress import Progress, ProgressServer
 from rljob_workload.runtime.rank import RankStep
@@ -125,6 +127,41 @@ def test_metrics_go_on_after_a_torn_line(tmp_path: Path) -> None:
     second.write({"step": 2, "elapsed_seconds": 3.0, "prompts": {"trained": 16}})
     second.close()
     assert [line["step"] for line in read_metrics(path)] == [1, 2]
+
+
+def test_lines_that_are_no_steps_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    good = json.dumps({"step": 7, "elapsed_seconds": 2.5, "prompts": {"trained": 56}}).encode()
+    path.write_bytes(good + b'\n{"step": 31}\n{"step": "x", "elapsed_seconds": 1, "prompts": {}}\n\xff\xfe\n[]\n')
+    metrics = MetricsFile(path)
+    metrics.close()
+    assert (metrics.last.step, metrics.last.trained_prompts) == (7, 56)
+
+
+def test_metrics_on_a_full_volume_name_the_file_once_and_close_without_another_error(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path)
+    metrics._file.close()
+    metrics._file = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115 - closed below, which is what is tested
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        metrics.write({"step": 1})
+    assert caught.value.filename == str(path)
+    metrics.close()
+
+
+def test_a_log_file_on_a_full_volume_costs_one_line_and_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "driver.log"
+    path.symlink_to("/dev/full")
+    log_to_file(path)
+    try:
+        for _ in range(3):
+            logging.getLogger("rljob.driver").info("words")
+    finally:
+        close_files()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "driver.log" in line or "Traceback" in line]
+    assert lines == [f"rljob: cannot write {path}: [Errno 28] No space left on device"]
 
 
 def test_a_metrics_line_divides_the_ranks_sums_by_the_steps_tokens() -> None:

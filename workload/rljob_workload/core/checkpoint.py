@@ -127,10 +127,10 @@ class RunDirectory:
         return None, passed_over
 
     def _candidates(self) -> list[Path]:
-        """Directories named like checkpoints, oldest first (token before step: a newer attempt supersedes)."""
+        """Whatever is named like a checkpoint, oldest first (token before step: a newer attempt supersedes)."""
         if not self.root.is_dir():
             return []
-        named = [(m, p) for p in self.root.iterdir() if (m := _NAME.fullmatch(p.name)) and p.is_dir()]
+        named = [(m, p) for p in self.root.iterdir() if (m := _NAME.fullmatch(p.name))]
         return [p for _, p in sorted(named, key=lambda mp: (int(mp[0][2]), int(mp[0][1])))]
 
 

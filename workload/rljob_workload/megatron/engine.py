@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_workload.algorithm.batch import Answer, Request
-from rljob_workload.megatron.errors import EngineError
+from rljob_workload.megatron.errors import EngineError, NonFiniteError
 from rljob_workload.megatron.policy import Policy
 from rljob_workload.megatron.settings import BLOCK_TOKENS, EngineSettings
 
 #: Tag of requests whose answers are not for training.
 VALIDATION = -1
+
+#: How torch's sampler says that it was given NaN.
+_NO_PROBABILITIES = "probability tensor contains"
 
 _constructions = 0
 
@@ -69,6 +72,7 @@ class ResidentEngine:
                 logprobs_mode="raw_logprobs" if settings.temperature == 1.0 else "processed_logprobs",
             ),
         )
+        _check_room(settings, context.block_size_bytes)
         controller = TextGenerationController(GPTInferenceWrapper(policy.model, context), tokenizer)
         self._engine = DynamicInferenceEngine(controller, context)
         # Answers are used as token ids; decoding each of them to text inside the engine is wasted time.
@@ -102,7 +106,15 @@ class ResidentEngine:
 
     def step(self) -> list[Answer]:
         """One iteration over all requests in flight; returns the answers that it finished."""
-        records = self._engine.step_modern()["finished_request_records"]
+        try:
+            records = self._engine.step_modern()["finished_request_records"]
+        except RuntimeError as err:
+            if _NO_PROBABILITIES not in str(err):
+                raise
+            raise NonFiniteError(
+                f"sampling with the weights of step {self._version}: the next token's probabilities are not finite; a smaller "
+                "algorithm.grpo.learningRate, or a generation.temperature nearer to 1, may help"
+            ) from err
         return [self._answer(record) for record in records]
 
     def _answer(self, record: Any) -> Answer:
@@ -158,6 +170,16 @@ class ResidentEngine:
         """Addresses of the parameters that the engine reads."""
         model = self._engine.controller.inference_wrapped_model.model
         return {parameter.data_ptr() for parameter in model.parameters()}
+
+
+def _check_room(settings: EngineSettings, block_bytes: int) -> None:
+    """One request must fit, beside the block that the engine keeps for itself; else it would wait for ever."""
+    needed = (-(-settings.max_sequence_length // BLOCK_TOKENS) + 1) * block_bytes
+    if settings.kv_bytes < needed:
+        raise EngineError(
+            f"spec.generation.kvCache.size is {settings.kv_bytes} bytes; one request of "
+            f"{settings.max_sequence_length} tokens needs {needed}"
+        )
 
 
 def _sampling_params(settings: EngineSettings, *, greedy: bool) -> Any:

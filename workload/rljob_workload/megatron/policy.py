@@ -60,6 +60,8 @@ class Policy:
         self.model = _build_model(settings, self.config)
         self.ddp, self.optimizer = _build_training(settings, self.config, self.model)
         self._masks: dict[int, tuple[Tensor, Tensor]] = {}
+        #: The last step's first micro-batch: what the weights are tried on before they are saved.
+        self._sample: _Tensors | None = None
         self.ddp.eval()
 
     def parameters(self) -> dict[str, Tensor]:
@@ -91,6 +93,7 @@ class Policy:
             raise ValueError(f"{len(rows)} answers on this rank do not divide into micro-batches of {size}")
         count = len(rows) // size
         batch = _Tensors.of(rows, longest, device.current())
+        self._sample = batch.slice(0, size)
         self.ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
         parts = get_forward_backward_func()(
@@ -106,6 +109,49 @@ class Policy:
         stats = self._stats(parts, float(grad_norm))
         self.version += 1
         return stats
+
+    def check_usable(self) -> None:
+        """Raise when the weights, or loss and gradient of the last rows, are not finite. Collective; changes no weights.
+
+        The step's own loss was computed with the weights before it, and huge weights are finite but nothing learns from them.
+        """
+        for name, parameter in self.parameters().items():
+            if not bool(torch.isfinite(parameter).all()):
+                raise NonFiniteError(self._unusable(f"{name} holds values that are not finite"))
+        if self._sample is None:
+            return
+        training = self.ddp.training
+        self.enter_train()
+        loss = self._loss_of(self._sample)
+        norm = sum(float(buffer.grad_data.norm()) for buffer in self.ddp.buffers)
+        self.ddp.zero_grad_buffer()
+        if not training:
+            self.enter_generate()
+        if not (_finite(loss) and _finite(norm)):
+            raise NonFiniteError(self._unusable(f"the next step with them has loss {loss} and gradient norm {norm}"))
+
+    def _unusable(self, why: str) -> str:
+        return (
+            f"the weights of step {self.version} are not saved: {why}; "
+            "a smaller algorithm.grpo.learningRate, from the newest checkpoint on, may help"
+        )
+
+    def _loss_of(self, sample: _Tensors) -> float:
+        """The loss of one micro-batch (0 on stages that do not see it); leaves its gradients in the buffers."""
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        size, length = sample.tokens.shape
+        self.ddp.zero_grad_buffer()
+        parts = get_forward_backward_func()(
+            forward_step_func=self._forward_step(sample, size, 1, max(1, int(sample.mask.sum()))),
+            data_iterator=iter([0]),
+            model=[self.ddp],
+            num_microbatches=1,
+            seq_length=length - 1,
+            micro_batch_size=size,
+            forward_only=False,
+        )
+        return float(sum(float(part["loss"]) for part in parts))
 
     def _forward_step(self, batch: _Tensors, size: int, count: int, answer_tokens: int) -> Any:
         positions, causal = self._mask(batch.tokens.shape[1] - 1)

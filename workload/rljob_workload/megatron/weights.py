@@ -7,16 +7,23 @@ as hexadecimal JSON: nothing of ours is pickled.
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
-from rljob_workload.megatron.errors import WeightsError
+from rljob_workload.megatron.errors import WeightsError, reason_of
 from rljob_workload.megatron.policy import Policy
 
 WEIGHTS = "weights"
+#: float32 weights and Adam's two moments.
+_BYTES_PER_PARAMETER = 12
+#: What Megatron pairs saved parameter groups with the current ones by; all of it comes from the spec.
+_RATES = ("lr", "max_lr", "min_lr")
 _METADATA = {
     "distrib_optim_sharding_type": "fully_reshardable",
     "chained_optim_avoid_prefix": True,
@@ -25,9 +32,13 @@ _METADATA = {
 
 
 def save(policy: Policy, sampler: torch.Generator | None, directory: Path) -> None:
-    """Write this rank's part. Collective: every rank calls it, and it returns when all have written."""
+    """Write this rank's part. Collective: every rank calls it, and it returns when all have written.
+
+    Weights that compute no numbers are refused: they would push the last good checkpoint out.
+    """
     from megatron.core import dist_checkpointing
 
+    policy.check_usable()
     target = directory / WEIGHTS
     _use_thread_queue()
     try:
@@ -37,8 +48,8 @@ def save(policy: Policy, sampler: torch.Generator | None, directory: Path) -> No
         dist_checkpointing.save(_state(policy, loading=False), str(target))
         _save_random_state(policy, sampler, directory)
         dist.barrier()
-    except Exception as err:
-        raise WeightsError(f"cannot write the weights to {directory}: {type(err).__name__}: {err}") from err
+    except (Exception, CheckpointException) as err:  # the latter is no Exception
+        raise WeightsError(f"cannot write the weights to {directory}: {_why_not_written(policy, directory, err)}") from err
 
 
 def load(policy: Policy, sampler: torch.Generator | None, directory: Path) -> None:
@@ -51,11 +62,46 @@ def load(policy: Policy, sampler: torch.Generator | None, directory: Path) -> No
     try:
         state = dist_checkpointing.load(_state(policy, loading=True), str(directory / WEIGHTS))
         policy.model.load_state_dict(state["model"])
+        _use_current_rates(policy, state["optimizer"])
         policy.optimizer.load_state_dict(state["optimizer"])
-    except Exception as err:
-        raise WeightsError(f"cannot load the weights in {directory}: {type(err).__name__}: {err}") from err
+    except (Exception, CheckpointException) as err:
+        raise WeightsError(f"cannot load the weights in {directory}: {reason_of(err)}") from err
+    _check_rates(policy)
     fixes.unshare_steps(policy.optimizer)
     _load_random_state(policy, sampler, directory)
+
+
+def _why_not_written(policy: Policy, directory: Path, err: BaseException) -> str:
+    """The cause; Megatron's writer hides a full volume behind a nameless RuntimeError, so the volume is asked."""
+    reason = reason_of(err)
+    needed = _BYTES_PER_PARAMETER * sum(parameter.numel() for parameter in policy.parameters().values())
+    free = shutil.disk_usage(directory).free
+    if free >= needed or "No space left" in reason:
+        return reason
+    return f"No space left on device ({free:,} bytes are free, a checkpoint takes about {needed:,}): {reason}"
+
+
+def _use_current_rates(policy: Policy, saved: dict[str, Any]) -> None:
+    """The spec's rate goes on, not the checkpoint's; Megatron would find no group for a changed one."""
+    current = policy.optimizer.param_groups[0]
+    for group in _saved_groups(saved):
+        group.update({key: current[key] for key in _RATES if key in current})
+
+
+def _saved_groups(saved: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Parameter groups of a loaded optimizer state; several optimizers are numbered."""
+    if "optimizer" in saved:
+        yield from saved["optimizer"]["param_groups"]
+        return
+    for part in saved.values():
+        if isinstance(part, dict):
+            yield from _saved_groups(part)
+
+
+def _check_rates(policy: Policy) -> None:
+    used, wanted = {group["lr"] for group in policy.optimizer.param_groups}, policy.settings.learning_rate
+    if used != {wanted}:
+        raise WeightsError(f"the loaded optimizer uses the learning rates {sorted(used)}, the spec says {wanted}")
 
 
 def _state(policy: Policy, *, loading: bool) -> dict[str, Any]:

@@ -11,10 +11,21 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rljob_api.exitcodes import ExitCode
 from rljob_workload.core.source import SourceError
-from rljob_workload.runtime.errors import RunError
+from rljob_workload.megatron.errors import DeviceError, EngineError, NonFiniteError, WeightsError
+from rljob_workload.runtime.collector import CollectorFailedError
+from rljob_workload.runtime.errors import RunError, cause_line, plain
 from rljob_workload.runtime.launch import Actors
 
 log = logging.getLogger("rljob.driver")
+
+#: What actors raise on purpose: these explain themselves, and no traceback is shown for them.
+_TYPED: dict[type[BaseException], ExitCode] = {
+    NonFiniteError: ExitCode.NON_FINITE,
+    EngineError: ExitCode.INVALID_SPEC,
+    SourceError: ExitCode.BAD_DATA,
+    WeightsError: ExitCode.SAVE_FAILED,
+    DeviceError: ExitCode.ENVIRONMENT_MISSING,
+}
 
 
 class Calls:
@@ -58,19 +69,18 @@ class Calls:
     def classified(self, err: RayTaskError) -> RunError:
         """An exception that an actor raised, as the way the run ends."""
         cause = err.cause
-        name, text = type(cause).__name__, f"{type(cause).__name__}: {cause}"
-        if name == "NonFiniteError":
-            return RunError(ExitCode.NON_FINITE, str(cause))
+        for kind, code in _TYPED.items():
+            if isinstance(cause, kind):
+                return RunError(code, cause_line(str(cause)))
+        text = f"{type(cause).__name__}: {cause}"
         if isinstance(cause, RayActorError) or "ActorDiedError" in text or "ActorUnavailableError" in text:
             return self.lost(cause)
-        log.error("an actor raised: %s", err)
-        if isinstance(cause, SourceError):
-            return RunError(ExitCode.BAD_DATA, str(cause))
-        if name == "CollectorFailedError":
-            return RunError(ExitCode.COLLECTOR_LOST, str(cause))
-        if name == "WeightsError":
-            return RunError(ExitCode.SAVE_FAILED, text)
-        return RunError(ExitCode.UNEXPECTED, text)
+        if isinstance(cause, OSError) and cause.filename:
+            return RunError(ExitCode.SAVE_FAILED, f"cannot write {cause.filename}: {cause.strerror}")
+        log.error("an actor raised: %s", plain(str(err)))
+        if isinstance(cause, CollectorFailedError):
+            return RunError(ExitCode.COLLECTOR_LOST, cause_line(str(cause)))
+        return RunError(ExitCode.UNEXPECTED, cause_line(text))
 
     def lost(self, err: BaseException) -> RunError:
         """An actor died: say which."""
@@ -80,7 +90,7 @@ class Calls:
         calls["the collector"] = self.collector.status
         dead = [name for name, status in calls.items() if not _answers(status)]
         code = ExitCode.COLLECTOR_LOST if dead == ["the collector"] else ExitCode.RANK_LOST
-        return RunError(code, f"{' and '.join(dead) or 'an actor'} died: {' '.join(str(err).split())[:600]}")
+        return RunError(code, f"{' and '.join(dead) or 'an actor'} died: {' '.join(plain(str(err)).split())[:600]}")
 
 
 def _answers(status: Any) -> bool:

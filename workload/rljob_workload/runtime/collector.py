@@ -26,6 +26,8 @@ from rljob_workload.core.source import SeekableSource, SourceError
 from rljob_workload.core.window import Window
 from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.environments import load_environment
+from rljob_workload.megatron.errors import EngineError, NonFiniteError
+from rljob_workload.runtime.errors import cause_line
 from rljob_workload.runtime.logs import log_to_file
 
 log = logging.getLogger("rljob.collector")
@@ -103,7 +105,7 @@ class Collector:
         self._busy: list[int] = []
         self._state = CollectorState.STARTING
         self._failure = ""
-        self._data_failed = False
+        self._failure_kind: type[Exception] = CollectorFailedError
         self._version = 0
         self._clock = _ActiveClock()
         log_to_file(Path(directory) / "logs" / f"collector-attempt-{attempt:06d}.log")
@@ -204,7 +206,9 @@ class Collector:
                         self._slices -= 1
                         self._changed.notify_all()
         except Exception as err:  # noqa: BLE001 - handed to whoever waits for the next step, with its cause
-            await self._fail(f"replica {replica}: {type(err).__name__}: {err}", err)
+            # A remote error comes as both Ray's class and its own, with a traceback as its text.
+            cause = getattr(err, "cause", err)
+            await self._fail(f"replica {replica}: {type(cause).__name__}: {cause_line(str(cause))}", cause)
 
     def _wants_slice(self, replica: int) -> bool:
         if self._state is not CollectorState.COLLECTING or not self._rollouts.missing(self._version):
@@ -290,13 +294,15 @@ class Collector:
     async def _fail(self, why: str, err: BaseException) -> None:
         log.error("failed: %s", why, exc_info=err)
         async with self._changed:
-            self._failure, self._data_failed = why, isinstance(err, SourceError)
+            self._failure = why
+            kept = (kind for kind in (SourceError, NonFiniteError, EngineError) if isinstance(err, kind))
+            self._failure_kind = next(kept, CollectorFailedError)
             self._enter(CollectorState.FAILED)
             self._changed.notify_all()
 
     def _raise_failure(self) -> None:
         if self._failed:
-            raise (SourceError if self._data_failed else CollectorFailedError)(self._failure)
+            raise self._failure_kind(self._failure)
 
 
 class CollectorFailedError(Exception):

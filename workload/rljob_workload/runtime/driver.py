@@ -26,12 +26,12 @@ from rljob_api.progress import (
 from rljob_workload.core.checkpoint import Checkpoint, CheckpointError, RunDirectory
 from rljob_workload.core.rollouts import RestoreReport, StepInfo
 from rljob_workload.core.source import SourceError
-from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.environments import load_environment
-from rljob_workload.runtime import launch
+from rljob_workload.megatron.errors import WeightsError
+from rljob_workload.runtime import launch, preflight
 from rljob_workload.runtime.calls import Calls
 from rljob_workload.runtime.collector import Taken
-from rljob_workload.runtime.errors import RunError
+from rljob_workload.runtime.errors import RunError, cause_line
 from rljob_workload.runtime.metrics import MetricsFile
 from rljob_workload.runtime.progress import Progress, utc_now
 from rljob_workload.runtime.prompts import cap_report, resume_totals, too_many_skipped
@@ -53,8 +53,10 @@ class Driver:
         self._stop = stop
         self._spread = spread
         self._directory = RunDirectory(attempt.directory)
-        self._metrics = MetricsFile(attempt.directory / "metrics.jsonl")
-        self._task = _load_task(attempt)
+        preflight.check_settings(self._spec)
+        self._task = preflight.load_task(self._spec)
+        preflight.check_directory(attempt.directory)
+        self._metrics = _open_metrics(attempt)
         self._environment = load_environment(str(self._spec.environment.builtin), fixed_length=self._task.eos is None)
         self._actors: launch.Actors | None = None
         self._totals = Totals()
@@ -79,9 +81,9 @@ class Driver:
             where = err.filename or self._attempt.directory
             raise RunError(ExitCode.SAVE_FAILED, f"cannot write {where}: {err.strerror or err}") from err
         finally:
-            self._metrics.close()
             if self._actors is not None and ray.is_initialized():
                 self._actors.kill()
+            self._metrics.close()
         self._progress.update(phase="Finished", finished=finished, elapsed_seconds=self._elapsed())
         return finished
 
@@ -90,6 +92,7 @@ class Driver:
         self._directory.create()
         for name in self._directory.remove_unfinished():
             log.info("removed the unfinished %s of an earlier attempt", name)
+        found = self._newest()
         self._actors = launch.launch(self._attempt, spread=self._spread)
         placed = time.monotonic()
         self._progress.update(phase="Loading")
@@ -98,7 +101,7 @@ class Driver:
         address = self._calls().get(ranks[0].address.remote(), deadline, "rank 0 did not name its address")
         self._calls().get([rank.setup.remote(address) for rank in ranks], deadline, "the ranks did not get ready")
         loaded = time.monotonic()
-        self._resume()
+        resumed = self._resume(found)
         self._calls().get(
             self._actors.collector.start.remote(self._actors.replicas, self._version), deadline, "the collector hangs"
         )
@@ -106,7 +109,10 @@ class Driver:
         log.info("ready: actors %.1f s, model and engine %.1f s, resume %.1f s",
                  placed - began, loaded - placed, self._began - loaded)  # fmt: skip
         status = self._calls().get(self._calls().collector.status.remote(), deadline, "the collector does not answer")
-        self._progress.update(phase="Generating", prompts=prompt_counts(status), in_flight_prompts=cap_report(status["cap"]))
+        # One update: a report that names what it resumed from also has the prompts of then.
+        self._progress.update(
+            phase="Generating", prompts=prompt_counts(status), in_flight_prompts=cap_report(status["cap"]), **resumed
+        )
         if why := too_many_skipped(self._spec, status):
             raise RunError(ExitCode.SKIPPED_TOO_MANY, why)
 
@@ -249,42 +255,49 @@ class Driver:
         path = f"{run_directory(self._attempt.namespace, self._attempt.name)}/{checkpoint.name}"
         return CheckpointInfo(step=checkpoint.step, path=path, verified_time=utc_now())
 
-    def _resume(self) -> None:
-        """Go on from the newest complete checkpoint, if there is one."""
-        before = self._metrics.last
-        self._totals.elapsed_before = before.elapsed_seconds
-        checkpoint, passed_over = self._directory.newest()
+    def _newest(self) -> Checkpoint | None:
+        """The checkpoint to go on from, found before anything is started; None only where there has never been one."""
+        found, passed_over = self._directory.newest()
         for why in passed_over:
             log.warning("passed over: %s", why)
+        preflight.check_resumable(found, passed_over, self._directory.root, self._spec.algorithm.grpo.steps)
+        return found
+
+    def _resume(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
+        """Go on from a checkpoint, if there is one. Returns what the report says of it."""
+        before = self._metrics.last
+        self._totals.elapsed_before = before.elapsed_seconds
         if checkpoint is None:
-            self._rolled_back(before.step, before.trained_prompts)
-            self._progress.update(resume=Resume(from_step=0))
             log.info("no checkpoint in %s: starting from scratch", self._directory.root)
-            return
+            rolled_back = self._rolled_back(before.step, before.trained_prompts)
+            return {"resume": Resume(from_step=0), "rolled_back": rolled_back}
         try:
             report = self._load(checkpoint)
         except (KeyError, TypeError, ValueError, RayTaskError) as err:
             cause = err.cause if isinstance(err, RayTaskError) else err
+            why = str(cause) if isinstance(cause, WeightsError) else f"{type(cause).__name__}: {cause}"
             raise RunError(
                 ExitCode.BAD_DATA if isinstance(cause, SourceError) else ExitCode.CHECKPOINT_UNLOADABLE,
-                f"cannot resume from {checkpoint.path}: {type(cause).__name__}: {cause}",
+                f"cannot resume from {checkpoint.path}: {cause_line(why)}",
             ) from err
-        self._rolled_back(max(0, before.step - checkpoint.step), max(0, before.trained_prompts - self._trained()))
-        self._progress.update(
-            step=checkpoint.step,
-            checkpoint=self._checkpoint_info(checkpoint),
-            consumed_samples=self._totals.consumed_samples,
-            resume=Resume(
+        log.info(
+            "resumed from %s: %d prompts handed out before, %d finished groups restored, %d handed out again (first: %s)",
+            checkpoint.name, report.handed_out, report.restored_groups, len(report.rehanded), report.rehanded[:8],
+        )  # fmt: skip
+        return {
+            "step": checkpoint.step,
+            "checkpoint": self._checkpoint_info(checkpoint),
+            "consumed_samples": self._totals.consumed_samples,
+            "rolled_back": self._rolled_back(
+                max(0, before.step - checkpoint.step), max(0, before.trained_prompts - self._trained())
+            ),
+            "resume": Resume(
                 from_step=checkpoint.step,
                 handed_out_before=report.handed_out,
                 restored_groups=report.restored_groups,
                 rehanded=len(report.rehanded),
             ),
-        )
-        log.info(
-            "resumed from %s: %d prompts handed out before, %d finished groups restored, %d handed out again (first: %s)",
-            checkpoint.name, report.handed_out, report.restored_groups, len(report.rehanded), report.rehanded[:8],
-        )  # fmt: skip
+        }
 
     def _load(self, checkpoint: Checkpoint) -> RestoreReport:
         deadline = self._spec.deadlines.first_step_seconds
@@ -300,10 +313,10 @@ class Driver:
         self._version = checkpoint.step
         return report
 
-    def _rolled_back(self, steps: int, prompts: int) -> None:
+    def _rolled_back(self, steps: int, prompts: int) -> RolledBack:
         if steps or prompts:
             log.info("rolled back: %d steps, %d prompts; they are handed out again", steps, prompts)
-        self._progress.update(rolled_back=RolledBack(steps=steps, prompts=prompts))
+        return RolledBack(steps=steps, prompts=prompts)
 
     def _trained(self) -> int:
         return self._totals.trained_prompts
@@ -348,23 +361,9 @@ class Driver:
         return self._totals.elapsed_before + time.monotonic() - self._began
 
 
-def _load_task(attempt: Attempt) -> TaskData:
-    """The data set, checked against the model and the sequence length before anything is started."""
-    spec = attempt.spec
-    task = load_builtin(str(spec.data.builtin))
-    vocab = spec.model.shape.vocab_size if spec.model.shape else None
-    if vocab is not None and vocab < task.tokenizer.vocab_size:
-        raise RunError(
-            ExitCode.BAD_DATA,
-            f"spec.model.shape.vocabSize {vocab} is less than the {task.tokenizer.vocab_size} tokens that "
-            f"spec.data.builtin {task.name} needs",
-        )
-    shortest = min(len(row.tokens) for row in task.rows)
-    needed = shortest + task.new_tokens(spec.generation.max_new_tokens)
-    if needed > spec.generation.max_sequence_length:
-        raise RunError(
-            ExitCode.BAD_DATA,
-            f"no prompt of {task.name} fits: the shortest has {shortest} tokens and with its answer needs {needed}, "
-            f"spec.generation.maxSequenceLength is {spec.generation.max_sequence_length}",
-        )
-    return task
+def _open_metrics(attempt: Attempt) -> MetricsFile:
+    path = attempt.directory / "metrics.jsonl"
+    try:
+        return MetricsFile(path)
+    except OSError as err:
+        raise RunError(ExitCode.ENVIRONMENT_MISSING, f"cannot use {err.filename or path}: {err.strerror or err}") from err

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import logging
 import os
 import sys
 import tempfile
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +30,35 @@ log = logging.getLogger("rljob.local")
 #: Bytes of Ray's shared memory: only batches travel.
 OBJECT_STORE_BYTES = 100 * 2**20
 _STATE = "local.json"
+_LOCK = "local.lock"
+#: The longest path of a unix socket, and what Ray puts below its directory (time and process id are part of it).
+_SOCKET_PATH_BYTES = 107
+_RAY_SOCKET = "/session_YYYY-mm-dd_HH-MM-SS_uuuuuu_{pid}/sockets/plasma_store"
 
 
 def run_local(spec: RLJobSpec, *, name: str, namespace: str, directory: Path, show_progress: bool = True, port: int = 0) -> int:
     """Run one attempt in `directory` and return its exit code. Calling it again resumes. Ctrl-C gives 130."""
     _prepare_environment()
     directory = directory.resolve()
-    try:
-        attempt = _next_attempt(spec, name, namespace, directory)
-    except RunError as err:
-        print(f"rljob: {err}", file=sys.stderr)
-        return int(err.code)
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(_alone_in(directory))
+            temporary = _temporary_directory()
+            attempt = _next_attempt(spec, name, namespace, directory)
+        except RunError as err:
+            print(f"rljob: {err}", file=sys.stderr)
+            return int(err.code)
+        return _run(attempt, temporary, show_progress=show_progress, port=port)
+
+
+def _run(attempt: Attempt, temporary: str, *, show_progress: bool, port: int) -> int:
     show_bar = view.wanted(show_progress)
-    temporary = tempfile.mkdtemp(prefix="rljob-")  # short: Ray puts unix sockets below it
     guardian = Guardian(Path(temporary))
     try:
         return execute(
             attempt,
-            start_ray=lambda: _start_ray(spec, temporary),
-            mirror=directory / "progress.json",
+            start_ray=lambda: _start_ray(attempt.spec, temporary),
+            mirror=attempt.directory / "progress.json",
             host="127.0.0.1",
             port=port,
             spread=False,
@@ -57,11 +70,62 @@ def run_local(spec: RLJobSpec, *, name: str, namespace: str, directory: Path, sh
         guardian.release()
 
 
+@contextlib.contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Hold the directory for this process: two runs in it would remove each other's checkpoints."""
+    path = directory / _LOCK
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    except OSError as err:
+        raise _unusable(directory, err) from err
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as err:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise RunError(
+                ExitCode.ENVIRONMENT_MISSING, f"{directory} is in use by {holder}; wait for its end or choose another --dir"
+            ) from err
+        except OSError as err:
+            raise _unusable(directory, err) from err
+        try:
+            file.truncate(0)
+            file.write(f"process {os.getpid()}\n")
+            file.flush()
+        except OSError as err:
+            raise _unusable(directory, err) from err
+        yield
+
+
+def _unusable(directory: Path, err: OSError) -> RunError:
+    message = f"cannot use {directory} as the run's directory: {err.strerror or err}; choose another --dir"
+    return RunError(ExitCode.ENVIRONMENT_MISSING, message)
+
+
+def _temporary_directory() -> str:
+    """A directory of our own, short enough for the unix sockets that Ray puts below it."""
+    parent = tempfile.gettempdir()
+    room = _SOCKET_PATH_BYTES - len(_RAY_SOCKET.format(pid=os.getpid())) - len("/rljob-xxxxxxxx")
+    if len(os.fsencode(parent)) > room:
+        raise RunError(
+            ExitCode.ENVIRONMENT_MISSING,
+            f"the directory for temporary files, {parent}, is too long for Ray's sockets; set TMPDIR to one of at most "
+            f"{room} bytes, such as /tmp",
+        )
+    try:
+        return tempfile.mkdtemp(prefix="rljob-")
+    except OSError as err:
+        raise RunError(
+            ExitCode.ENVIRONMENT_MISSING, f"cannot make a temporary directory in {parent}: {err.strerror or err}; set TMPDIR"
+        ) from err
+
+
 def _next_attempt(spec: RLJobSpec, name: str, namespace: str, directory: Path) -> Attempt:
     """The next attempt in that directory, on record before anything starts."""
     path = directory / _STATE
     try:
-        directory.mkdir(parents=True, exist_ok=True)
         fresh: dict[str, Any] = {"uid": str(uuid.uuid4()), "attempt": 0, "name": name}
         state = json.loads(path.read_text()) if path.exists() else fresh
         uid, number = str(state["uid"]), int(state["attempt"]) + 1
@@ -72,28 +136,56 @@ def _next_attempt(spec: RLJobSpec, name: str, namespace: str, directory: Path) -
             )
         write_json(path, {"uid": uid, "attempt": number, "name": name})
     except OSError as err:
-        message = f"cannot use {directory} as the run's directory: {err.strerror or err}; choose another --dir"
-        raise RunError(ExitCode.ENVIRONMENT_MISSING, message) from err
+        raise _unusable(directory, err) from err
     except (ValueError, KeyError, TypeError) as err:
         raise RunError(ExitCode.ENVIRONMENT_MISSING, f"{path} is malformed ({err}); choose another --dir") from err
     return Attempt(name, namespace, uid, number, spec, directory)
 
 
-def _start_ray(spec: RLJobSpec, temporary: str) -> None:
-    """A private Ray: no dashboard, no telemetry, no token, nothing shared with another Ray of this machine."""
+def _start_ray(spec: RLJobSpec, temporary: str) -> dict[str, int]:
+    """A private Ray: no dashboard, no telemetry, no token, nothing shared with another Ray of this machine.
+
+    Returns the daemons without which the run hangs.
+    """
     import ray
+    from ray._private import worker
 
     layout = layout_of(spec)
-    ray.init(
-        address="local",
-        num_cpus=layout.world,
-        resources={RESOURCE_HEAD: RESOURCE_AMOUNT, RESOURCE_NODE: RESOURCE_AMOUNT},
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        configure_logging=False,
-        _temp_dir=temporary,
-    )
+    with _daemons_in_their_own_session():
+        ray.init(
+            address="local",
+            num_cpus=layout.world,
+            resources={RESOURCE_HEAD: RESOURCE_AMOUNT, RESOURCE_NODE: RESOURCE_AMOUNT},
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            configure_logging=False,
+            _temp_dir=temporary,
+        )
+    processes = worker._global_node.all_processes
+    return {kind: processes[kind][0].process.pid for kind in ("gcs_server", "raylet")}
+
+
+@contextlib.contextmanager
+def _daemons_in_their_own_session() -> Iterator[None]:
+    """Signals to the driver's process group (`timeout`, a service manager, Ctrl-C) must not reach Ray's daemons.
+
+    They would end at once, and the driver with them, in the middle of the save that SIGTERM asks for. Ray has no setting
+    for it, so the class that it starts daemons with is replaced meanwhile; Ray's release is pinned.
+    """
+    from ray._private import services
+
+    original = services.ConsolePopen
+
+    class OwnSession(original):  # type: ignore[misc,valid-type,unused-ignore]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **{**options, "start_new_session": True})
+
+    services.ConsolePopen = OwnSession
+    try:
+        yield
+    finally:
+        services.ConsolePopen = original
 
 
 def _prepare_environment() -> None:

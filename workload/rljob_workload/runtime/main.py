@@ -39,8 +39,8 @@ def main() -> int:
     )
 
 
-def _connect() -> None:
-    """Join the cluster that this process was submitted to; never one that happens to be found."""
+def _connect() -> dict[str, int]:
+    """Join the cluster that this process was submitted to; never one that happens to be found. Its daemons are not ours."""
     import ray
 
     address = os.environ.get("RAY_ADDRESS")
@@ -53,6 +53,7 @@ def _connect() -> None:
         ray.init(address=address, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError) as err:
         raise RunError(ExitCode.ENVIRONMENT_MISSING, f"cannot join Ray at RAY_ADDRESS={address}: {err}") from err
+    return {}
 
 
 if __name__ == "__main__":

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger("rljob.driver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,38 +28,52 @@ class MetricsFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.last = _last_metrics(path)
         torn = path.exists() and path.stat().st_size > 0 and not _ends_with_newline(path)
-        self._file = path.open("a")
+        self._path = path
+        # Unbuffered: what a full volume refused must not be tried again when the file is closed.
+        self._file = path.open("ab", buffering=0)
         if torn:
             # A killed writer left half a line; ours must not be glued to it.
-            self._file.write("\n")
+            self._append(b"\n")
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one step."""
-        self._file.write(json.dumps(line, allow_nan=False) + "\n")
-        self._file.flush()
+        self._append(json.dumps(line, allow_nan=False).encode() + b"\n")
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
+    def _append(self, data: bytes) -> None:
+        try:
+            while data:
+                data = data[self._file.write(data) or 0 :]
+        except OSError as err:
+            raise OSError(err.errno, err.strerror or os.strerror(err.errno or 0), str(self._path)) from err
+
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """All complete lines (a killed writer may leave half a line)."""
-    lines = []
-    for text in path.read_text().splitlines() if path.exists() else []:
+    return [line for line in _objects(path) if isinstance(line, dict) and "step" in line]
+
+
+def _objects(path: Path) -> list[Any]:
+    objects = []
+    for text in path.read_bytes().splitlines() if path.exists() else []:
         try:
-            lines.append(json.loads(text))
-        except ValueError:
+            objects.append(json.loads(text))
+        except ValueError:  # not JSON, or not UTF-8
             continue
-    return [line for line in lines if isinstance(line, dict) and "step" in line]
+    return objects
 
 
 def _last_metrics(path: Path) -> LastMetrics:
-    lines = read_metrics(path)
-    if not lines:
-        return LastMetrics()
-    last = lines[-1]
-    return LastMetrics(last["step"], last["elapsed_seconds"], last["prompts"]["trained"])
+    """The last line that says where its attempt got to; others are somebody else's, and named."""
+    for line in reversed(read_metrics(path)):
+        try:
+            return LastMetrics(int(line["step"]), float(line["elapsed_seconds"]), int(line["prompts"]["trained"]))
+        except (KeyError, TypeError, ValueError) as err:
+            log.warning("%s: passed over a line that is not a step's (%s: %s)", path, type(err).__name__, err)
+    return LastMetrics()
 
 
 def _ends_with_newline(path: Path) -> bool:

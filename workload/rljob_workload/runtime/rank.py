@@ -167,10 +167,13 @@ class Rank:
 
     def _record_step(self, batch: TrainBatch) -> None:
         """An independent record of what was trained, for auditors: not read by the trainer."""
-        self._record.parent.mkdir(parents=True, exist_ok=True)
         line = {"attempt": self._place.attempt, "step": batch.step, "ordinals": batch.ordinals}
-        with self._record.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        try:
+            self._record.parent.mkdir(parents=True, exist_ok=True)
+            with self._record.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as err:  # a refused write does not say which file it was
+            raise OSError(err.errno, err.strerror, str(self._record)) from err
 
     # ---- checkpoints ------------------------------------------------------------------------
 

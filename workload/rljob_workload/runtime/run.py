@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from rljob_api.exitcodes import ExitCode, describe
 from rljob_api.names import REPORT_LINE_PREFIX
 from rljob_api.progress import Failed, Finished, ProgressReport
-from rljob_workload.runtime.errors import RunError
+from rljob_workload.runtime.errors import RunError, cause_line
+from rljob_workload.runtime.lastword import LastWord, watched
 from rljob_workload.runtime.logs import FORMAT, close_files, log_to_file
 from rljob_workload.runtime.progress import Progress, ProgressServer, utc_now
 from rljob_workload.runtime.settings import Attempt, check_versions
@@ -21,11 +23,14 @@ from rljob_workload.runtime.stop import StoppedError, StopSignal
 
 log = logging.getLogger("rljob.driver")
 
+#: Connects to Ray or starts it; returns the daemons (name: pid) that must live as long as the run.
+StartRay = Callable[[], Mapping[str, int]]
+
 
 def execute(
     attempt: Attempt,
     *,
-    start_ray: Callable[[], None],
+    start_ray: StartRay,
     mirror: Path,
     host: str,
     port: int,
@@ -45,12 +50,12 @@ def execute(
         return int(code)
     try:
         with _shown(progress, show_bar):
-            status = _guarded(attempt, progress, start_ray, spread=spread)
+            status = _guarded(attempt, progress, start_ray, spread=spread, print_report=linger_seconds > 0)
         _say(progress, show_bar)
         if linger_seconds:
             progress.wait_until_read(linger_seconds)
             # Ray keeps the log: the report can still be read there when nobody came in time.
-            print(REPORT_LINE_PREFIX + json.dumps(progress.report.to_wire()), flush=True)
+            _print_report(progress)
         return status
     finally:
         server.close()
@@ -96,41 +101,84 @@ def _serve(attempt: Attempt, mirror: Path, host: str, port: int) -> tuple[Progre
     return server, progress
 
 
-def _guarded(attempt: Attempt, progress: Progress, start_ray: Callable[[], None], *, spread: bool) -> int:
-    """The driver with every end turned into an exit code and a last report."""
-    stop = StopSignal()
+def _guarded(attempt: Attempt, progress: Progress, start_ray: StartRay, *, spread: bool, print_report: bool) -> int:
+    """The driver with every end turned into an exit code and a last report; then Ray is shut down, or left when it hangs."""
+    last = LastWord(lambda code, message: _last_report(progress, code, message, print_report=print_report))
+    stop = StopSignal(lambda: last.overdue(ExitCode.STOPPED, "stopped by SIGTERM without finishing the step"))
+    with stop.installed():
+        status = _attempted(attempt, progress, start_ray, stop, last, spread=spread)
+        last.exit_overdue(status)
+        _shut_ray_down()
+        last.cancel()
+    return status
+
+
+def _attempted(
+    attempt: Attempt, progress: Progress, start_ray: StartRay, stop: StopSignal, last: LastWord, *, spread: bool
+) -> int:
     try:
-        with stop.installed():
-            finished = _drive(attempt, progress, start_ray, stop, spread=spread)
+        try:
+            finished = _drive(attempt, progress, start_ray, stop, last, spread=spread)
+        finally:
+            stop.over()
     except RunError as err:
         return _failed(progress, err.code, str(err))
+    except SystemExit as err:
+        # Ray's own handler, while Ray starts and before ours is back.
+        if err.code != signal.SIGTERM:
+            return _failed(progress, ExitCode.UNEXPECTED, f"Ray ended the driver with exit status {err.code}")
+        return _failed(progress, ExitCode.STOPPED, "stopped by SIGTERM while Ray was starting")
     except StoppedError as err:
-        return _failed(progress, ExitCode.STOPPED, f"stopped by {err} before a step was under way")
+        when = "a second time, in the middle of a step" if stop.asked else "before a step was under way"
+        return _failed(progress, ExitCode.STOPPED, f"stopped by {err} {when}")
     except KeyboardInterrupt:
         _failed(progress, ExitCode.STOPPED, "stopped by Ctrl-C; the same command goes on from the newest checkpoint")
         return 130  # what a shell expects of an interrupted command
     except Exception as err:
         log.exception("unexpected")
-        return _failed(progress, ExitCode.UNEXPECTED, f"{type(err).__name__}: {err}")
+        return _failed(progress, ExitCode.UNEXPECTED, cause_line(f"{type(err).__name__}: {err}"))
     log.info("Succeeded (%s): %s", finished.reason, finished.message)
     return int(ExitCode.OK)
 
 
-def _drive(attempt: Attempt, progress: Progress, start_ray: Callable[[], None], stop: StopSignal, *, spread: bool) -> Finished:
+def _drive(
+    attempt: Attempt, progress: Progress, start_ray: StartRay, stop: StopSignal, last: LastWord, *, spread: bool
+) -> Finished:
     began = time.monotonic()
-    import ray
-
     from rljob_workload.runtime.driver import Driver
 
     check_versions()
     driver = Driver(attempt, progress, stop, spread=spread)
-    start_ray()
+    daemons = start_ray()
     stop.listen()  # again: Ray has put its own handler over ours, one that aborts
     log.info("Ray is up after %.1f s", time.monotonic() - began)
-    try:
+    with watched(daemons, lambda name: last.now(ExitCode.RANK_LOST, f"Ray's {name} ended, and all actors with it")):
         return driver.run()
-    finally:
-        ray.shutdown()
+
+
+def _shut_ray_down() -> None:
+    """Leave Ray, also when its start was broken off."""
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
+
+
+def _print_report(progress: Progress) -> None:
+    print(REPORT_LINE_PREFIX + json.dumps(progress.report.to_wire()), flush=True)
+
+
+def _last_report(progress: Progress, code: ExitCode, message: str, *, print_report: bool) -> int:
+    """The report of a driver that cannot end in order; one that is there already stays."""
+    report = progress.report
+    if report.finished is not None:
+        status = int(ExitCode.OK)
+    elif report.failed is not None:
+        status = report.failed.exit_code
+    else:
+        status = _failed(progress, code, message)
+    if print_report:
+        _print_report(progress)
+    close_files()
+    return status
 
 
 def _failed(progress: Progress, code: ExitCode, message: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -14,11 +14,13 @@ class StoppedError(BaseException):
 
 
 class StopSignal:
-    """Whether the attempt was asked to end."""
+    """Whether the attempt was asked to end. `at_once` is called when it shall end without finishing its step."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_once: Callable[[], None] | None = None) -> None:
         self._asked = False
         self._soft = False
+        self._over = False
+        self._at_once = at_once
 
     @property
     def asked(self) -> bool:
@@ -52,7 +54,15 @@ class StopSignal:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._arrived)
 
+    def over(self) -> None:
+        """The attempt has ended: a signal during the clearing up changes nothing any more."""
+        self._over = True
+
     def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if self._over:
+            return
         if not self._soft or self._asked:
+            if self._at_once is not None:
+                self._at_once()
             raise StoppedError(signal.Signals(number).name)
         self._asked = True

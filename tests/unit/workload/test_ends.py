@@ -1,0 +1,195 @@
+"""Every end has its code and its words: errors of actors, signals at bad moments, a Ray that has gone."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray._private import services
+from ray.exceptions import RayTaskError
+
+from rljob_api.exitcodes import ExitCode
+from rljob_api.progress import Finished
+from rljob_workload.core.source import SourceError
+from rljob_workload.megatron.errors import DeviceError, EngineError, NonFiniteError, WeightsError, reason_of
+from rljob_workload.runtime import local
+from rljob_workload.runtime import run as run_module
+from rljob_workload.runtime.calls import Calls
+from rljob_workload.runtime.collector import CollectorFailedError
+from rljob_workload.runtime.errors import cause_line
+from rljob_workload.runtime.lastword import LastWord, watched
+from rljob_workload.runtime.launch import Actors
+from rljob_workload.runtime.progress import Progress
+from rljob_workload.runtime.stop import StopSignal
+
+from .test_beginnings import attempt_in, failed, run
+from .test_driver_surroundings import report
+
+TRACE = (
+    "\x1b[36mray::Rank.decode()\x1b[39m (pid=1, ip=10.0.0.1)\n"
+    "           ^^^^^^^^^^^^\n"
+    '  File "sampling.py", line 109, in sample\n'
+    "RuntimeError: probability tensor contains nan\n"
+)
+
+
+def raised(cause: Exception) -> RayTaskError:
+    """As `ray.get` raises an actor's exception."""
+    return RayTaskError("Rank.save", TRACE, cause)
+
+
+@pytest.mark.parametrize(
+    ("cause", "code", "message"),
+    [
+        (NonFiniteError("step 3: loss nan"), ExitCode.NON_FINITE, "step 3: loss nan"),
+        (EngineError("cache too small"), ExitCode.INVALID_SPEC, "cache too small"),
+        (SourceError("no rows"), ExitCode.BAD_DATA, "no rows"),
+        (WeightsError("No space left on device"), ExitCode.SAVE_FAILED, "No space left on device"),
+        (DeviceError("no CUDA"), ExitCode.ENVIRONMENT_MISSING, "no CUDA"),
+        (OSError(28, "No space left on device", "/v/x"), ExitCode.SAVE_FAILED, "cannot write /v/x: No space left on device"),
+        (CollectorFailedError("replica 0: " + TRACE), ExitCode.COLLECTOR_LOST, "RuntimeError: probability tensor contains nan"),
+        (ValueError("odd"), ExitCode.UNEXPECTED, "ValueError: odd"),
+    ],
+)
+def test_an_actors_exception_has_its_code_and_one_plain_line(cause: Exception, code: ExitCode, message: str) -> None:
+    calls = Calls(Actors([], None, None, []))
+    error = calls.classified(raised(pickle.loads(pickle.dumps(cause))))
+    assert (error.code, str(error)) == (code, message)
+
+
+def test_a_remote_traceback_comes_down_to_its_last_named_error() -> None:
+    assert cause_line(TRACE) == "RuntimeError: probability tensor contains nan"
+    assert cause_line(TRACE + "Exception raised from here:\nframe #0: x\n") == "Exception raised from here:"
+    assert cause_line("two\n lines,  plain") == "two lines, plain"
+    assert cause_line("") == ""
+
+
+def test_the_reason_is_the_error_at_the_bottom() -> None:
+    class GatheredError(BaseException):
+        failures = {0: (ValueError("Size mismatch\nwith more"), None)}  # noqa: RUF012
+
+    assert reason_of(GatheredError()) == "ValueError: Size mismatch"
+    full = RuntimeError("unexpected pos 64 vs 0")
+    full.__context__ = OSError(28, "No space left on device")
+    assert reason_of(full) == "No space left on device"
+    unrelated = RuntimeError("the point")
+    unrelated.__context__ = ModuleNotFoundError("No module named 'optional'")
+    assert reason_of(unrelated) == "RuntimeError: the point"
+
+
+# ---- signals ------------------------------------------------------------------------------------
+
+
+def test_sigterm_while_ray_starts_is_a_stop_with_a_report(tmp_path: Path) -> None:
+    """Ray's own handler is in place then; it exits with the signal's number."""
+
+    def start_ray() -> dict[str, int]:
+        sys.exit(signal.SIGTERM)
+
+    assert run(attempt_in(tmp_path), start_ray) == ExitCode.STOPPED
+    assert failed(tmp_path) == (ExitCode.STOPPED, "stopped by SIGTERM while Ray was starting")
+
+
+def test_sigterm_after_the_end_changes_nothing() -> None:
+    stop = StopSignal()
+    with stop.installed():
+        stop.over()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert not stop.asked
+
+
+def test_a_second_sigterm_sets_a_limit_to_the_end() -> None:
+    limits: list[str] = []
+    stop = StopSignal(lambda: limits.append("set"))
+    with stop.installed(), stop.between_steps():
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert limits == []
+        with pytest.raises(BaseException, match="SIGTERM"):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert limits == ["set"]
+
+
+def test_rays_daemons_get_a_session_of_their_own() -> None:
+    """A signal to the driver's process group must not end them."""
+    original = services.ConsolePopen
+    with local._daemons_in_their_own_session():
+        command = [sys.executable, "-c", "input()"]
+        with services.ConsolePopen(command, stdin=subprocess.PIPE) as daemon:
+            assert os.getsid(daemon.pid) == daemon.pid
+            daemon.communicate(b"\n")
+    assert services.ConsolePopen is original
+
+
+# ---- a Ray that has gone ------------------------------------------------------------------------
+
+
+def test_a_daemon_that_dies_is_named_at_once() -> None:
+    died, names = threading.Event(), []
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as daemon:
+
+        def note(name: str) -> None:
+            names.append(name)
+            died.set()
+
+        with watched({"gcs_server": daemon.pid}, note):
+            daemon.kill()
+            assert died.wait(5)
+    assert names == [f"gcs_server (process {daemon.pid})"]
+
+
+def test_a_daemon_that_outlives_the_run_is_not_reported() -> None:
+    names: list[str] = []
+    began = time.monotonic()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as daemon:
+        with watched({"raylet": daemon.pid}, names.append):
+            pass
+        daemon.kill()
+    assert names == []
+    assert time.monotonic() - began < 5
+
+
+def last_word(progress: Progress, left: list[int], gone: threading.Event) -> LastWord:
+    def leave(status: int) -> None:
+        left.append(status)
+        gone.set()
+
+    def last_report(code: ExitCode, message: str) -> int:
+        return run_module._last_report(progress, code, message, print_report=False)
+
+    return LastWord(last_report, leave)
+
+
+def test_an_end_that_hangs_is_cut_short_with_its_report() -> None:
+    progress, left, gone = Progress(report()), [], threading.Event()  # type: ignore[var-annotated]
+    last_word(progress, left, gone).overdue(ExitCode.STOPPED, "stopped", seconds=0.05)
+    assert gone.wait(5)
+    assert left == [ExitCode.STOPPED]
+    assert progress.report.failed is not None
+    assert progress.report.failed.message == "stopped"
+
+
+def test_an_end_in_time_is_left_alone() -> None:
+    progress, left, gone = Progress(report()), [], threading.Event()  # type: ignore[var-annotated]
+    last = last_word(progress, left, gone)
+    last.exit_overdue(0, seconds=0.05)
+    last.cancel()
+    assert not gone.wait(0.2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [({"finished": Finished(reason="Completed", message="done")}, 0), ({}, ExitCode.RANK_LOST)],
+)
+def test_a_report_that_is_final_already_stays(fields: dict[str, Any], status: int) -> None:
+    progress, left, gone = Progress(report(**fields)), [], threading.Event()  # type: ignore[var-annotated]
+    last_word(progress, left, gone).now(ExitCode.RANK_LOST, "Ray's raylet ended")
+    assert left == [status]
+    assert (progress.report.failed is None) == (status == 0)

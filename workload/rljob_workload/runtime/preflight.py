@@ -1,0 +1,91 @@
+"""What a run needs to be able to begin, checked before anything is started: settings, data, the run's directory.
+
+Each of these would end an actor minutes later with an error that names none of the user's words, and cost a restart.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+from rljob_api.exitcodes import ExitCode
+from rljob_api.layout import shape_of
+from rljob_api.spec import RLJobSpec
+from rljob_workload.core.checkpoint import Checkpoint
+from rljob_workload.data.builtin import TaskData, load_builtin
+from rljob_workload.runtime.errors import RunError
+
+#: Near the end of float32 the optimizer and the loss refuse a number.
+LARGEST = Decimal("1e30")
+
+
+def check_settings(spec: RLJobSpec) -> None:
+    """Values that fit the schema and that no model can be trained with. Raises RunError (INVALID_SPEC)."""
+    grpo = spec.algorithm.grpo
+    decimals = {
+        "algorithm.grpo.learningRate": grpo.learning_rate,
+        "algorithm.grpo.clipLow": grpo.clip_low,
+        "algorithm.grpo.clipHigh": grpo.clip_high,
+        "algorithm.grpo.entropyCoefficient": grpo.entropy_coefficient,
+        "generation.temperature": spec.generation.temperature,
+    }
+    for path, value in decimals.items():
+        if abs(Decimal(value)) > LARGEST:
+            raise RunError(ExitCode.INVALID_SPEC, f"spec.{path} is {value}; at most {LARGEST} can be computed with")
+    if Decimal(spec.generation.temperature) <= 0:
+        raise RunError(
+            ExitCode.INVALID_SPEC,
+            f"spec.generation.temperature is {spec.generation.temperature}; training samples answers, which needs more than 0",
+        )
+    shape = shape_of(spec.model)
+    if shape is not None and (width := shape.hidden_size // shape.attention_heads) % 2:
+        raise RunError(
+            ExitCode.INVALID_SPEC,
+            f"spec.model.shape: hiddenSize {shape.hidden_size} over {shape.attention_heads} attentionHeads gives heads of "
+            f"{width}; rotary positions need an even size",
+        )
+
+
+def load_task(spec: RLJobSpec) -> TaskData:
+    """The data set, checked against the model and the sequence length. Raises RunError (BAD_DATA)."""
+    task = load_builtin(str(spec.data.builtin))
+    vocab = spec.model.shape.vocab_size if spec.model.shape else None
+    if vocab is not None and vocab < task.tokenizer.vocab_size:
+        raise RunError(
+            ExitCode.BAD_DATA,
+            f"spec.model.shape.vocabSize {vocab} is less than the {task.tokenizer.vocab_size} tokens that "
+            f"spec.data.builtin {task.name} needs",
+        )
+    shortest = min(len(row.tokens) for row in task.rows)
+    needed = shortest + task.new_tokens(spec.generation.max_new_tokens)
+    if needed > spec.generation.max_sequence_length:
+        raise RunError(
+            ExitCode.BAD_DATA,
+            f"no prompt of {task.name} fits: the shortest has {shortest} tokens and with its answer needs {needed}, "
+            f"spec.generation.maxSequenceLength is {spec.generation.max_sequence_length}",
+        )
+    return task
+
+
+def check_directory(directory: Path) -> None:
+    """Places in the run's directory that the run writes to are what they must be. Raises RunError (ENVIRONMENT_MISSING)."""
+    for name, wanted in {"trained": "directory", "metrics.jsonl": "file"}.items():
+        path = directory / name
+        if path.exists() and path.is_dir() != (wanted == "directory"):
+            raise RunError(ExitCode.ENVIRONMENT_MISSING, f"{path} must be a {wanted}; move it away")
+
+
+def check_resumable(found: Checkpoint | None, passed_over: list[str], directory: Path, steps: int) -> None:
+    """A run with checkpoints goes on from one of them, or says why it can't; it never starts over by itself."""
+    if found is None and passed_over:
+        raise RunError(
+            ExitCode.CHECKPOINT_UNLOADABLE,
+            f"none of the {len(passed_over)} checkpoints in {directory} is complete, and starting over would lose their steps: "
+            f"{'; '.join(passed_over[:8])}. Repair one, or move them away to start from scratch",
+        )
+    if found is not None and found.step > steps:
+        raise RunError(
+            ExitCode.INVALID_SPEC,
+            f"spec.algorithm.grpo.steps is {steps}, and the newest checkpoint {found.path} is at step {found.step}, beyond "
+            f"it. Set steps to {found.step} or more, or use another directory",
+        )
