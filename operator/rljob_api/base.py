@@ -39,9 +39,11 @@ Quantity = Annotated[
 ]
 """A Kubernetes quantity such as 500m, 3Gi or 1 (an integer is taken too)."""
 
-Seconds = Annotated[int, Field(ge=1, le=31_536_000)]
-Size = Annotated[int, Field(ge=1, le=4096)]
-Count = Annotated[int, Field(ge=0, le=2**53)]
+# Strict: the API server takes "500" for no integer and true for no number, so neither do we.
+Seconds = Annotated[int, Field(strict=True, ge=1, le=31_536_000)]
+Size = Annotated[int, Field(strict=True, ge=1, le=4096)]
+Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
+Flag = Annotated[bool, Field(strict=True)]
 
 _FACTORS = {
     "": 1,

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
-from . import names
 from .findings import Finding
 from .rules import check_name, check_spec
 from .spec import RLJobSpec
@@ -20,31 +18,12 @@ MAX_DEPTH = 100
 MAX_SCHEMA_FINDINGS = 50
 
 
-class UnreadableManifestError(ValueError):
-    """The text holds no RLJob at all; the message says why."""
-
-
 @dataclass(frozen=True)
 class Verdict:
     """What a spec came to: the parsed form (None when it does not fit the schema) and all findings."""
 
     spec: RLJobSpec | None
     findings: list[Finding]
-
-
-def parse_manifest(text: str) -> dict[str, Any]:
-    """The first RLJob in a YAML text. Raises UnreadableManifestError."""
-    try:
-        documents = [document for document in yaml.safe_load_all(text) if document is not None]
-    except yaml.YAMLError as error:
-        raise UnreadableManifestError(f"not YAML: {' '.join(str(error).split())}") from None
-    for document in documents:
-        if isinstance(document, dict) and document.get("kind") == names.KIND:
-            if document.get("apiVersion") != names.API_VERSION:
-                version = document.get("apiVersion")
-                raise UnreadableManifestError(f"apiVersion is {version!r}; this version reads {names.API_VERSION}")
-            return document
-    raise UnreadableManifestError(f"no object of kind {names.KIND} in it")
 
 
 def judge(name: str, spec: Any, old: Mapping[str, Any] | None = None) -> Verdict:
@@ -57,7 +36,7 @@ def judge(name: str, spec: Any, old: Mapping[str, Any] | None = None) -> Verdict
         deep = Finding("schema", "SpecUnreadable", "error", "spec", f"is nested more than {MAX_DEPTH} levels deep")
         return Verdict(None, [*findings, deep])
     try:
-        parsed = RLJobSpec.model_validate(_without_nulls(spec))
+        parsed = RLJobSpec.model_validate(_without_nulls(spec), by_alias=True, by_name=False)
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False)[:MAX_SCHEMA_FINDINGS]
         return Verdict(None, findings + [_schema_finding(detail) for detail in details])
@@ -67,7 +46,7 @@ def judge(name: str, spec: Any, old: Mapping[str, Any] | None = None) -> Verdict
 def wire_form(spec: Any) -> dict[str, Any]:
     """A stored spec with this version's defaults; as it is where this version can't read it any more."""
     try:
-        return RLJobSpec.model_validate(_without_nulls(spec)).to_wire()
+        return RLJobSpec.model_validate(_without_nulls(spec), by_alias=True, by_name=False).to_wire()
     except ValidationError:
         return dict(spec) if isinstance(spec, dict) else {}
 

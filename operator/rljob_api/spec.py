@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .base import ApiModel, Count, Decimal, NonNegativeDecimal, Quantity, Seconds, Size
+from .base import ApiModel, Count, Decimal, Flag, NonNegativeDecimal, Quantity, Seconds, Size
 
 Path = Annotated[str, Field(min_length=1, max_length=1024)]
+ExitStatus = Annotated[int, Field(strict=True, ge=0, le=255)]
 DnsName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 
 
@@ -42,11 +43,11 @@ class Trainer(ApiModel):
 
     image: Annotated[str, Field(min_length=1, max_length=512)]
     """Container image with the workload (images/workload), used by head and workers."""
-    nodes: Annotated[int, Field(ge=1, le=1024)] = 1
+    nodes: Annotated[int, Field(strict=True, ge=1, le=1024)] = 1
     """Number of worker pods. The head is one pod more."""
-    gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
+    gpus_per_node: Annotated[int, Field(strict=True, ge=0, le=64)] = 0
     """GPUs of each worker pod, one rank per GPU. 0 means CPU ranks over gloo."""
-    ranks_per_node: Annotated[int, Field(ge=1, le=64)] = 1
+    ranks_per_node: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
     """Ranks in each worker pod when gpusPerNode is 0; not read otherwise."""
     gpu_memory: Quantity | None = None
     """Memory of one GPU, in bytes; used only for estimates."""
@@ -54,7 +55,7 @@ class Trainer(ApiModel):
     """CPU and memory of each worker pod, beside its GPUs."""
     head: Head = Head()
     """The head pod."""
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = 0
     """Seed of weights and sampling."""
     template: dict[str, Any] = Field(default_factory=dict)
     """Pod template laid under ours, for head and workers: env, volumes, nodeSelector, tolerations and the like."""
@@ -72,15 +73,15 @@ class Shape(ApiModel):
 
     layers: Size
     """Transformer blocks (attention plus feed-forward)."""
-    hidden_size: Annotated[int, Field(ge=1, le=1_048_576)]
+    hidden_size: Annotated[int, Field(strict=True, ge=1, le=1_048_576)]
     """Width of the residual stream."""
     attention_heads: Size
     """Attention heads per layer."""
     query_groups: Size | None = None
     """Key/value heads per layer (grouped-query attention); attentionHeads when unset."""
-    ffn_hidden_size: Annotated[int, Field(ge=1, le=4_194_304)]
+    ffn_hidden_size: Annotated[int, Field(strict=True, ge=1, le=4_194_304)]
     """Inner width of the feed-forward block."""
-    vocab_size: Annotated[int, Field(ge=1, le=16_777_216)]
+    vocab_size: Annotated[int, Field(strict=True, ge=1, le=16_777_216)]
     """Rows of the embedding before padding."""
     experts: Size | None = None
     """Experts per mixture-of-experts layer; unset means a dense model."""
@@ -103,7 +104,7 @@ class Model(ApiModel):
     """Type of the parameters in the forward pass."""
     transformer: Literal["Local", "TransformerEngine"] = "Local"
     """Implementation of the layers: Megatron's local one, or Transformer Engine's (needs a GPU)."""
-    allow_inference_optimized_training: bool = False
+    allow_inference_optimized_training: Flag = False
     """Consent to train a model that was built with inference-optimized layers."""
 
 
@@ -122,7 +123,7 @@ class Parallelism(ApiModel):
     """Expert-parallel size (EP)."""
     expert_tensor: Size | None = None
     """Tensor-parallel size inside experts (ETP); tensor when unset, as in Megatron."""
-    sequence: bool = False
+    sequence: Flag = False
     """Sequence parallelism: norms and dropouts are split over the tensor-parallel group."""
 
 
@@ -153,9 +154,9 @@ class KvCache(ApiModel):
 class Server(ApiModel):
     """The OpenAI-compatible HTTP server of each data-parallel replica."""
 
-    enabled: bool = False
+    enabled: Flag = False
     """Start the server; environments that speak HTTP need it."""
-    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    port: Annotated[int, Field(strict=True, ge=0, le=65535)] = 0
     """Port; 0 takes a free one."""
 
 
@@ -164,11 +165,11 @@ class Generation(ApiModel):
 
     parallelism: GenerationParallelism | None = None
     """Generation's layout; training's when unset."""
-    max_new_tokens: Annotated[int, Field(ge=1, le=1_048_576)]
+    max_new_tokens: Annotated[int, Field(strict=True, ge=1, le=1_048_576)]
     """Longest answer, in tokens."""
-    max_sequence_length: Annotated[int, Field(ge=2, le=4_194_304)]
+    max_sequence_length: Annotated[int, Field(strict=True, ge=2, le=4_194_304)]
     """Prompt plus answer, in tokens."""
-    max_requests: Annotated[int, Field(ge=1, le=65_536)] = 96
+    max_requests: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 96
     """Engine slots (answers generated at the same time) per replica."""
     answer_timeout_seconds: Seconds = 120
     """Time for one answer; past it the prompt's group has failed once."""
@@ -176,11 +177,11 @@ class Generation(ApiModel):
     """Sampling temperature."""
     kv_cache: KvCache = KvCache()
     """The engine's key/value cache."""
-    offload_training_buffers: bool = False
+    offload_training_buffers: Flag = False
     """Move gradients and optimizer state to host memory while generating."""
-    max_in_flight_prompts: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    max_in_flight_prompts: Annotated[int, Field(strict=True, ge=1, le=1_048_576)] | None = None
     """Prompts answered at the same time; promptsPerStep * maxTrajectoryAgeSteps when unset."""
-    inference_optimized: bool = False
+    inference_optimized: Flag = False
     """Build the dual-mode model with Megatron's inference-optimized layers."""
     server: Server = Server()
     """The OpenAI-compatible HTTP server."""
@@ -204,9 +205,9 @@ class Data(ApiModel):
     """A parquet file or directory."""
     dataset: FilePath | None = None
     """A directory written by the datasets library."""
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = 0
     """Seed of the order of prompts."""
-    shuffle: bool = True
+    shuffle: Flag = True
     """A new order in each epoch; false keeps the rows' order."""
     on_change: Literal["Refuse", "Restart"] = "Refuse"
     """On resume with other data: refuse, or start it from the beginning and count the undone prompts as skipped."""
@@ -224,15 +225,15 @@ class Environment(ApiModel):
 class Grpo(ApiModel):
     """Group Relative Policy Optimization, with importance correction for answers of older weights."""
 
-    prompts_per_step: Annotated[int, Field(ge=1, le=1_048_576)]
+    prompts_per_step: Annotated[int, Field(strict=True, ge=1, le=1_048_576)]
     """Prompts in one training step (P)."""
-    generations_per_prompt: Annotated[int, Field(ge=2, le=65_536)]
+    generations_per_prompt: Annotated[int, Field(strict=True, ge=2, le=65_536)]
     """Answers to each prompt (G); the group's mean is the baseline, so at least 2."""
-    micro_batch_size: Annotated[int, Field(ge=1, le=1_048_576)]
+    micro_batch_size: Annotated[int, Field(strict=True, ge=1, le=1_048_576)]
     """Answers in one forward pass of a rank; P * G must be divisible by microBatchSize * data-parallel size."""
-    steps: Annotated[int, Field(ge=1, le=10_000_000)]
+    steps: Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
     """Optimizer steps of the whole run."""
-    max_trajectory_age_steps: Annotated[int, Field(ge=1, le=1024)] = 1
+    max_trajectory_age_steps: Annotated[int, Field(strict=True, ge=1, le=1024)] = 1
     """Most policy versions between an answer's first token and its training step."""
     learning_rate: NonNegativeDecimal = "0.000001"
     """Adam's learning rate."""
@@ -254,9 +255,9 @@ class Algorithm(ApiModel):
 class Validation(ApiModel):
     """Greedy answers to held-out prompts, every so many steps."""
 
-    every_steps: Annotated[int, Field(ge=1, le=10_000_000)] = 25
+    every_steps: Annotated[int, Field(strict=True, ge=1, le=10_000_000)] = 25
     """Steps between two validations."""
-    prompts: Annotated[int, Field(ge=1, le=1_048_576)] = 1000
+    prompts: Annotated[int, Field(strict=True, ge=1, le=1_048_576)] = 1000
     """Prompts of one validation (at most; the task may have fewer)."""
     stop_at_reward: Decimal | None = None
     """Validation reward at which the run ends as Succeeded, reason TargetReached."""
@@ -285,13 +286,13 @@ class Checkpoint(ApiModel):
 
     volume: Volume
     """Where checkpoints, logs and metrics go."""
-    every_steps: Annotated[int, Field(ge=1, le=10_000_000)] = 50
+    every_steps: Annotated[int, Field(strict=True, ge=1, le=10_000_000)] = 50
     """Steps between two checkpoints."""
     every_seconds: Seconds | None = None
     """Also save when this much time has passed since the last one."""
-    keep_last: Annotated[int, Field(ge=1, le=1000)] = 2
+    keep_last: Annotated[int, Field(strict=True, ge=1, le=1000)] = 2
     """Checkpoints to keep."""
-    load_replay_buffer: bool = True
+    load_replay_buffer: Flag = True
     """On resume, train on finished answers of the checkpoint; false answers their prompts again."""
     verify: Literal["Sizes", "Full"] = "Sizes"
     """How a checkpoint is verified before a resume: file sizes and small files, or every byte."""
@@ -306,7 +307,7 @@ class Prompts(ApiModel):
 
     max_skipped: Count = 0
     """Skipped prompts that are acceptable."""
-    retry_budget: Annotated[int, Field(ge=0, le=1000)] = 3
+    retry_budget: Annotated[int, Field(strict=True, ge=0, le=1000)] = 3
     """Failed tries of a prompt before it is skipped."""
     on_exceeded: Literal["Warn", "Fail"] = "Warn"
     """Above maxSkipped: warn, or fail the job."""
@@ -319,7 +320,7 @@ class FailureRule(ApiModel):
     """Shown in status when the rule decides."""
     action: Literal["Restart", "RestartUncounted", "Fail"]
     """What to do."""
-    on_exit_codes: Annotated[list[Annotated[int, Field(ge=0, le=255)]], Field(max_length=64)] = Field(default_factory=list)
+    on_exit_codes: Annotated[list[ExitStatus], Field(max_length=64)] = Field(default_factory=list)
     """Exit codes of the driver."""
     on_reasons: Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=64)] = Field(default_factory=list)
     """Failure reasons."""
@@ -330,13 +331,13 @@ class FailureRule(ApiModel):
 class FailurePolicy(ApiModel):
     """When a failed attempt is followed by another."""
 
-    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    max_restarts: Annotated[int, Field(strict=True, ge=0, le=1000)] = 3
     """Restarts after failures before the job fails."""
-    backoff_seconds: Annotated[int, Field(ge=0, le=86_400)] = 5
+    backoff_seconds: Annotated[int, Field(strict=True, ge=0, le=86_400)] = 5
     """Wait before the first restart; doubles with each."""
-    max_backoff_seconds: Annotated[int, Field(ge=0, le=86_400)] = 300
+    max_backoff_seconds: Annotated[int, Field(strict=True, ge=0, le=86_400)] = 300
     """Longest wait before a restart."""
-    reset_after_progress: bool = True
+    reset_after_progress: Flag = True
     """A newer checkpoint sets the count of restarts for maxRestarts and backoff back to zero."""
     rules: Annotated[list[FailureRule], Field(max_length=32)] = Field(default_factory=list)
     """Rules that override the default table; the first match decides."""
@@ -390,7 +391,7 @@ class RLJobSpec(ApiModel):
     """Longest times."""
     queue_name: Annotated[str, Field(max_length=63)] | None = None
     """Kueue LocalQueue that the job waits in."""
-    suspend: bool = False
+    suspend: Flag = False
     """True stops the job and keeps its checkpoint; false lets it run."""
-    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000)] | None = None
+    ttl_seconds_after_finished: Annotated[int, Field(strict=True, ge=0, le=31_536_000)] | None = None
     """Keep the RayCluster this long after the end, for looking around; unset deletes it at once. The RLJob stays."""

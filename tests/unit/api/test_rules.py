@@ -131,6 +131,10 @@ def test_a_value_that_this_version_does_not_honour_is_refused_by_name(bent: Bend
     [
         ({"trainer.node": 1}, "spec.trainer.node", "no such field"),
         ({"trainer.nodes": "two"}, "spec.trainer.nodes", "found 'two'"),
+        ({"algorithm.grpo.steps": "500"}, "spec.algorithm.grpo.steps", "found '500'"),
+        ({"trainer.nodes": True}, "spec.trainer.nodes", "found True"),
+        ({"data.shuffle": "true"}, "spec.data.shuffle", "found 'true'"),
+        ({"algorithm.grpo.prompts_per_step": 8}, "spec.algorithm.grpo.prompts_per_step", "no such field"),
         ({"algorithm.grpo.learningRate": 0.001}, "spec.algorithm.grpo.learningRate", "found 0.001"),
         ({"trainer.image": None}, "spec.trainer.image", "is required"),
         ({"generation.maxRequests": 0}, "spec.generation.maxRequests", "greater than or equal to 1"),

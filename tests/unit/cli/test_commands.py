@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from rljob_cli.files import apply_settings
 from rljob_cli.main import main
 from rljob_cli.watch import describe, ended, state
 
@@ -66,7 +68,27 @@ def test_local_refuses_an_invalid_job_before_anything_starts(capsys: pytest.Capt
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("setting", ["spec", "spec.=1", "trainer.nodes=1", "spec.trainer.nodes", "spec.trainer.image.x=1"])
+@pytest.mark.parametrize(
+    ("setting", "value"), [("0.002", "0.002"), ("1e-3", "1e-3"), ("'0.5'", "0.5"), ("7", 7), ("true", True), ("null", None)]
+)
+def test_a_number_that_is_no_integer_is_set_as_the_string_that_the_spec_wants(setting: str, value: object) -> None:
+    manifest: dict[str, Any] = {"spec": {}}
+    apply_settings(manifest, [f"spec.algorithm.grpo.learningRate={setting}"])
+    assert manifest["spec"]["algorithm"]["grpo"]["learningRate"] == value
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "spec.trainer.seed=2020-99-99",
+        "spec.trainer.seed={a: [",
+        "spec",
+        "spec.=1",
+        "trainer.nodes=1",
+        "spec.trainer.nodes",
+        "spec.trainer.image.x=1",
+    ],
+)
 def test_a_malformed_setting_is_explained(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["local", str(EXAMPLE), "--set", setting]) == 2
     assert f"--set {setting}" in capsys.readouterr().err
