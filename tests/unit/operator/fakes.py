@@ -67,7 +67,10 @@ class FakeCluster:
             for role in ("head", "workers-worker"):
                 pod_name = f"{name}-{role}"
                 if pod_name not in self.pods and not cluster.get("made"):
-                    labels = cluster["metadata"]["labels"] | {
+                    # As KubeRay does: a pod's labels are its template's, whatever was done to the cluster's own.
+                    groups = cluster["spec"]
+                    group = groups["headGroupSpec"] if role == "head" else groups["workerGroupSpecs"][0]
+                    labels = group["template"]["metadata"]["labels"] | {
                         names.LABEL_RAY_CLUSTER: name,
                         names.LABEL_RAY_NODE_TYPE: "head" if role == "head" else "worker",
                     }
