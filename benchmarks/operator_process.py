@@ -118,9 +118,9 @@ def measure(kubectl: Kubectl, environment: dict[str, str]) -> list[Row]:
 
 
 def manifest(name: str) -> str:
-    """A job that is refused: its status is written once, and then it waits for nothing but an edit."""
+    """A job that this version stores and does not honour: its status is written once, and then it waits for nothing but an edit."""
     spec: dict[str, Any] = copy.deepcopy(yaml.safe_load((ROOT / "examples/copy.yaml").read_text())["spec"])
-    spec["generation"]["parallelism"] = {"tensor": 2}
+    spec["queueName"] = "nowhere"
     return yaml.safe_dump({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec})
 
 
