@@ -118,7 +118,7 @@ def measure(kubectl: Kubectl, environment: dict[str, str]) -> list[Row]:
 
 
 def manifest(name: str) -> str:
-    """A job that this version stores and does not honour: its status is written once, and then it waits for nothing but an edit."""
+    """A job that is stored but not honoured: its status is written once, then it waits for nothing but an edit."""
     spec: dict[str, Any] = copy.deepcopy(yaml.safe_load((ROOT / "examples/copy.yaml").read_text())["spec"])
     spec["queueName"] = "nowhere"
     return yaml.safe_dump({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec})
