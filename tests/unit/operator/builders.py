@@ -181,3 +181,13 @@ def outcome(before: World) -> tuple[Plan, dict[str, tuple[str, str, str]]]:
 FINISHED = Finished(reason="TargetReached", message="validation reward 0.960 reached stopAtReward 0.95")
 RESUMED = Resume(from_step=100, handed_out_before=800)
 UNKNOWN = DriverUnknown()
+
+
+def fresh(spec_: Any = None, status: dict[str, Any] | None = None, **changes: Any) -> World:
+    """A job of which nothing exists."""
+    values: dict[str, Any] = {"job": job(status, spec_), "clusters": (), "pods": ()}
+    return world(0, **{**values, **changes})
+
+
+def kinds(plan: Plan) -> list[type]:
+    return [type(action) for action in plan.actions]

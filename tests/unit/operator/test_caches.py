@@ -8,24 +8,9 @@ import pytest
 
 from .builders import FINISHED, apply, at, outcome, pod, pods, report, spec, training
 from .fakes import FakeCluster, FakeRay, gone, later
-from .test_reconciler import KEY, Operator, state
+from .life import KEY, Operator, state
 
 NEXT_UID = "22222222-2222-3333-4444-555555555555"
-
-
-@pytest.fixture
-def kube() -> FakeCluster:
-    return FakeCluster(spec())
-
-
-@pytest.fixture
-def ray(kube: FakeCluster) -> FakeRay:
-    return FakeRay(kube)
-
-
-@pytest.fixture
-def operator(kube: FakeCluster, ray: FakeRay) -> Operator:
-    return Operator(kube, ray)
 
 
 async def fail_without_delete(operator: Operator, kube: FakeCluster) -> None:

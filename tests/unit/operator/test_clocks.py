@@ -13,9 +13,9 @@ from rljob_operator.ending import next_start
 from rljob_operator.plan import PersistAttempt
 from rljob_operator.world import Driver, Unreachable, World
 
-from .builders import T0, apply, at, cluster, failed, job, pod, report, running, spec, stamp, training, world
+from .builders import T0, apply, at, cluster, failed, job, pod, report, running, stamp, training, world
 from .fakes import FakeCluster, FakeRay, later
-from .test_reconciler import Operator, state
+from .life import Operator, state
 
 STEPPED = running(step=10, lastStepTime=stamp(10))
 
@@ -23,21 +23,6 @@ STEPPED = running(step=10, lastStepTime=stamp(10))
 def failure(moment: World) -> str | None:
     found = apply(decide(moment), moment).last_failure
     return found.reason if found else None
-
-
-@pytest.fixture
-def kube() -> FakeCluster:
-    return FakeCluster(spec())
-
-
-@pytest.fixture
-def ray(kube: FakeCluster) -> FakeRay:
-    return FakeRay(kube)
-
-
-@pytest.fixture
-def operator(kube: FakeCluster, ray: FakeRay) -> Operator:
-    return Operator(kube, ray)
 
 
 async def trained_until(operator: Operator, step: int) -> None:

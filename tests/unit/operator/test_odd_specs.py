@@ -17,7 +17,7 @@ from rljob_operator.world import Unreachable, World
 
 from .builders import SPEC, apply, at, job, outcome, running, spec, stamp, training, world
 from .fakes import FakeCluster, FakeRay, gone
-from .test_reconciler import KEY, Operator
+from .life import KEY, Operator
 
 
 def fresh(template: Any) -> World:

@@ -4,80 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rljob_api.progress import CheckpointInfo
-from rljob_operator.api import ApiError, ApiUnreachableError, RayError
-from rljob_operator.reconciler import Reconciler
-from rljob_operator.settings import Settings
-from rljob_operator.store import Store
+from rljob_operator.api import ApiError
 from rljob_operator.world import Driver
 
 from .builders import FINISHED, report, spec, stamp
 from .fakes import FakeCluster, FakeRay, gone, later
-
-KEY = ("default", "copy")
-
-
-class Operator:
-    """One process' life; `restart` begins another that remembers nothing."""
-
-    def __init__(self, kube: FakeCluster, ray: FakeRay) -> None:
-        self.kube, self.ray = kube, ray
-        self.restart()
-
-    def restart(self) -> None:
-        self.store = Store()
-        self.kube.tell(self.store)
-        self.reconciler = Reconciler(
-            kube=self.kube,
-            ray=self.ray,
-            store=self.store,
-            settings=Settings(status_seconds=15),
-            clock=lambda: self.kube.now,
-            kuberay_present=self.kube.kuberay,
-        )
-
-    async def step(self, *, told: bool = True) -> float | None:
-        """One pass; failures of requests are survived, as the service does."""
-        if told:
-            self.kube.tell(self.store)
-        try:
-            return await self.reconciler.reconcile(KEY)
-        except (ApiError, ApiUnreachableError, RayError):
-            return 1.0
-
-    async def until_training(self) -> None:
-        """From nothing to a running driver."""
-        for _ in range(3):
-            await self.step()
-        self.kube.kuberay_makes_pods()
-        later(self.kube, 10)
-        await self.step()
-        self.kube.pods_get_ready()
-        for _ in range(3):
-            await self.step()
-
-
-@pytest.fixture
-def kube() -> FakeCluster:
-    return FakeCluster(spec())
-
-
-@pytest.fixture
-def ray(kube: FakeCluster) -> FakeRay:
-    return FakeRay(kube)
-
-
-@pytest.fixture
-def operator(kube: FakeCluster, ray: FakeRay) -> Operator:
-    return Operator(kube, ray)
-
-
-def state(kube: FakeCluster) -> str:
-    return str(kube.condition("Succeeded")["reason"])
+from .life import KEY, Operator, state
 
 
 async def test_a_job_goes_from_nothing_to_succeeded(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:

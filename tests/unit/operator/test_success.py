@@ -12,7 +12,7 @@ from rljob_operator.world import Driver
 
 from .builders import FINISHED, apply, at, job, outcome, report, running, spec, stamp, training
 from .fakes import FakeCluster, FakeRay, later
-from .test_reconciler import Operator, state
+from .life import Operator, state
 
 ENDED = Driver("SUCCEEDED", 0)
 

@@ -12,24 +12,9 @@ from rljob_operator.decide import decide
 
 from .builders import FINISHED, cluster, failed, job, outcome, report, running, spec, stamp, training, world
 from .fakes import FakeCluster, FakeRay, later
-from .test_reconciler import Operator, state
+from .life import Operator, state
 
 OTHER = {"claimName": "other"}
-
-
-@pytest.fixture
-def kube() -> FakeCluster:
-    return FakeCluster(spec())
-
-
-@pytest.fixture
-def ray(kube: FakeCluster) -> FakeRay:
-    return FakeRay(kube)
-
-
-@pytest.fixture
-def operator(kube: FakeCluster, ray: FakeRay) -> Operator:
-    return Operator(kube, ray)
 
 
 def claims(cluster: dict[str, Any]) -> list[str]:
