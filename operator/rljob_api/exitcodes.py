@@ -40,6 +40,12 @@ class ExitCode(IntEnum):
     """More prompts were skipped than prompts.maxSkipped allows and prompts.onExceeded is Fail."""
     STOPPED = 80
     """Stopped from outside (SIGTERM, control request) after the last step was saved."""
+    FENCED = 81
+    """A newer attempt has taken the run's directory; this one wrote nothing more."""
+    REFUSED = 82
+    """What is on the volume does not fit the spec (onExisting, another job's run, other model, data or layout)."""
+    HUNG = 83
+    """A rank, the collector or a collective did not answer within its deadline."""
 
     @property
     def transient(self) -> bool:
@@ -55,6 +61,7 @@ _PERMANENT = frozenset(
         ExitCode.VERSION_MISMATCH,
         ExitCode.NON_FINITE,
         ExitCode.SKIPPED_TOO_MANY,
+        ExitCode.REFUSED,
     }
 )
 

@@ -30,6 +30,9 @@ DASHBOARD_PORT = 8265
 PROGRESS_PORT = 8090
 PROGRESS_PORT_NAME = "progress"
 PROGRESS_PATH = "/progress"
+# POST, with the run's token as a bearer; answered while a step is under way.
+CONTROL_SAVE_PATH = "/control/save"
+CONTROL_STOP_PATH = "/control/stop"
 # The driver's last log line is this and the final report as one line of JSON: Ray keeps it when the endpoint is gone.
 REPORT_LINE_PREFIX = "RLJOB-REPORT "
 
@@ -39,6 +42,13 @@ ENV_NAMESPACE = "RLJOB_NAMESPACE"
 ENV_UID = "RLJOB_UID"
 ENV_ATTEMPT = "RLJOB_ATTEMPT"
 ENV_VOLUME = "RLJOB_VOLUME"
+# The preflight's report as JSON: which checkpoint to load, which token to write with. Unset: the driver asks the volume itself.
+ENV_PREFLIGHT = "RLJOB_PREFLIGHT"
+# A file that holds the token of the driver's control endpoints. Unset: they are closed.
+ENV_CONTROL_TOKEN_FILE = "RLJOB_CONTROL_TOKEN_FILE"  # noqa: S105 - the name of a variable
+# Runs in the operator's image (no torch there); writes a PreflightReport to the file of ENV_TERMINATION_LOG.
+PREFLIGHT_COMMAND = ("python", "-m", "rljob_workload.preflight")
+ENV_TERMINATION_LOG = "RLJOB_TERMINATION_LOG"
 
 VOLUME_NAME = "rljob-checkpoints"
 VOLUME_MOUNT_PATH = "/rljob/volume"

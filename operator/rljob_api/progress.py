@@ -108,6 +108,32 @@ class Resume(ApiModel):
     """Prompts that are answered again."""
 
 
+class OldestPrompt(ApiModel):
+    """A prompt that has been answered for long: what a stall waits for."""
+
+    ordinal: Count
+    """Its position in the stream."""
+    age_seconds: float
+    """Seconds since it was dispatched, pauses of the engine left out."""
+    tokens: Count = 0
+    """Tokens generated so far, over all its answers."""
+    answers: Count = 0
+    """Answers that are complete."""
+    attempt: Count = 0
+    """Tries that failed before."""
+
+
+class Handover(ApiModel):
+    """A hand-over between generation and training that is under way."""
+
+    phase: Annotated[str, Field(max_length=32)]
+    """Its state: Draining, Train, Save, Waking."""
+    seconds: float = 0.0
+    """How long it has lasted."""
+    absent_ranks: Annotated[list[Count], Field(max_length=64)] = Field(default_factory=list)
+    """Ranks that have not arrived, where known."""
+
+
 class Finished(ApiModel):
     """How the run ended."""
 
@@ -152,6 +178,12 @@ class ProgressReport(ApiModel):
     prompts: PromptCounts = PromptCounts()
     rolled_back: RolledBack = RolledBack()
     in_flight_prompts: InFlightPrompts = InFlightPrompts()
+    collector_state: Annotated[str, Field(max_length=32)] = ""
+    """The collector's state: Collecting, Throttled, Paused, ..."""
+    oldest: Annotated[list[OldestPrompt], Field(max_length=8)] = Field(default_factory=list)
+    """The prompts in flight for longest, oldest first."""
+    handover: Handover | None = None
+    """Set while ranks are on their way from generation to training or back."""
     checkpoint: CheckpointInfo | None = None
     resume: Resume | None = None
     finished: Finished | None = None
