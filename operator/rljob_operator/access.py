@@ -78,7 +78,7 @@ class Access:
             from_operator["from"] = [
                 {
                     "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": self._operator_namespace}},
-                    "podSelector": {"matchLabels": {names.LABEL_COMPONENT: names.OPERATOR_COMPONENT}},
+                    "podSelector": {"matchLabels": {names.LABEL_APP_COMPONENT: names.OPERATOR_COMPONENT}},
                 }
             ]
         return {

@@ -15,7 +15,7 @@ from rljob_api.progress import ProgressReport
 from .access import Access
 from .api import ApiUnreachableError, HttpAnswer, RayError, Transport
 from .bodies import read_end
-from .world import Driver, DriverAnswer, DriverUnknown, Job, Unreachable
+from .world import Driver, DriverAnswer, DriverUnknown, Job, SaveAnswer, Unreachable
 
 _TIMEOUT_SECONDS = 5.0
 _TOKEN_REFUSED = (401, 403)
@@ -106,6 +106,17 @@ class Ray:
             return Unreachable(f"{answer.status}: {answer.body[:200]}")
         return read_report(answer.body)
 
+    async def save(self, job: Job, wait_seconds: float) -> SaveAnswer | Unreachable:
+        """`POST /control/save?wait=` of the driver."""
+        path = f"{names.CONTROL_SAVE_PATH}?wait={wait_seconds:g}"
+        try:
+            answer = await self._ask("POST", job, path, port=names.PROGRESS_PORT)
+        except ApiUnreachableError as error:
+            return Unreachable(str(error))
+        if answer.status != 200:
+            return Unreachable(f"{answer.status}: {answer.body[:200]}")
+        return read_save(answer.body)
+
     async def last_report_in_logs(self, job: Job) -> ProgressReport | Unreachable:
         """`GET /api/jobs/<id>/logs`, and the last line that is a report."""
         try:
@@ -160,6 +171,23 @@ def read_driver(body: str) -> Driver | Unreachable:
     if code is not None and not 0 <= code <= 255:  # none that a process can have
         code, message = None, f"{message}\nRay reports exit code {code}"
     return Driver(details.status, code, message)
+
+
+class _Save(BaseModel):
+    """The part of the driver's answer to a save request that is used."""
+
+    accepted: bool = False
+    saved: bool = False
+    step: int | None = None
+
+
+def read_save(body: str) -> SaveAnswer | Unreachable:
+    """The driver's answer to a save request."""
+    try:
+        answer = _Save.model_validate_json(body)
+    except ValidationError:
+        return Unreachable(f"not what the driver answers: {body[:200]}")
+    return SaveAnswer(accepted=answer.accepted, saved=answer.saved, step=answer.step)
 
 
 def read_report(text: str) -> ProgressReport | Unreachable:

@@ -20,7 +20,7 @@ from rljob_operator.api import (
     RayError,
 )
 from rljob_operator.times import format_time
-from rljob_operator.world import Driver, DriverAnswer, DriverUnknown, Job, Unreachable
+from rljob_operator.world import Claim, Driver, DriverAnswer, DriverUnknown, Job, SaveAnswer, Unreachable
 
 from .builders import T0, UID, merge
 
@@ -43,6 +43,7 @@ class FakeCluster:
         self.secrets: dict[str, Object] = {}
         self.policies: dict[str, Object] = {}
         self.claims = {"copy-checkpoints"}
+        self.claims_bound = True
         self.kuberay = True
         self.events: list[Object] = []
         self.kube_events: list[Object] = []
@@ -208,9 +209,35 @@ class FakeCluster:
         self._request()
         return [copy.deepcopy(pod) for pod in self.pods.values()]
 
-    async def claim_modes(self, namespace: str, name: str) -> Sequence[str] | None:
+    async def claim(self, namespace: str, name: str) -> Claim | None:
         self._request()
-        return ["ReadWriteOnce"] if name in self.claims else None
+        return Claim(("ReadWriteOnce",), self.claims_bound) if name in self.claims else None
+
+    async def create_pod(self, manifest: Mapping[str, Any]) -> Object:
+        self._request()
+        name = manifest["metadata"]["name"]
+        if name in self.pods:
+            raise AlreadyExistsError(409, "AlreadyExists", name, "POST")
+        if self.clusters or self.pods:
+            raise BrokenError(f"{name} is created while {[*self.clusters, *self.pods]} exist")
+        obj = copy.deepcopy(dict(manifest))
+        obj["metadata"]["uid"] = f"uid-{name}-{self.version}"
+        obj["status"] = {"phase": "Pending"}
+        self.pods[name] = self._new(obj)
+        return copy.deepcopy(obj)
+
+    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+        self._request()
+        if name in self.pods and self.pods[name]["metadata"]["uid"] == uid:
+            del self.pods[name]
+
+    async def release_workers(self, namespace: str, name: str, uid: str) -> None:
+        self._request()
+        if name in self.clusters and self.clusters[name]["metadata"]["uid"] == uid:
+            self.clusters[name]["spec"]["workerGroupSpecs"][0]["replicas"] = 0
+            self._touch(self.clusters[name])
+            for pod in [one for one in self.pods if one.startswith(f"{name}-workers")]:
+                del self.pods[pod]
 
     async def kuberay_present(self) -> bool:
         self._request()
@@ -240,6 +267,8 @@ class FakeRay:
         self.reachable = True
         self.swallow_answers = 0
         self.busy = 0
+        self.saves: list[str] = []
+        self.save_answer = SaveAnswer(accepted=True, saved=True, step=1)
 
     async def driver(self, job: Job) -> DriverAnswer:
         cluster, submission = job.cluster_name, job.submission_id
@@ -267,6 +296,10 @@ class FakeRay:
     async def report(self, job: Job) -> ProgressReport | Unreachable:
         found = self.reports.get(job.cluster_name)
         return found if found is not None and self.reachable else Unreachable("no route")
+
+    async def save(self, job: Job, wait_seconds: float) -> SaveAnswer | Unreachable:
+        self.saves.append(job.cluster_name)
+        return self.save_answer if self.reachable else Unreachable("no route")
 
     async def last_report_in_logs(self, job: Job) -> ProgressReport | Unreachable:
         return self.logged.get(job.cluster_name) or Unreachable("no report in the driver's log")
