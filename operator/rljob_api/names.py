@@ -46,6 +46,9 @@ ENV_VOLUME = "RLJOB_VOLUME"
 ENV_PREFLIGHT = "RLJOB_PREFLIGHT"
 # A file that holds the token of the driver's control endpoints. Unset: they are closed.
 ENV_CONTROL_TOKEN_FILE = "RLJOB_CONTROL_TOKEN_FILE"  # noqa: S105 - the name of a variable
+# Seconds that the run was active before this attempt was submitted (deadlines.activeSeconds counts them). Unset: the driver
+# takes what its metrics file says.
+ENV_ACTIVE_SECONDS = "RLJOB_ACTIVE_SECONDS"
 # Runs in the operator's image (no torch there); writes a PreflightReport to the file of ENV_TERMINATION_LOG.
 PREFLIGHT_COMMAND = ("python", "-m", "rljob_workload.preflight")
 ENV_TERMINATION_LOG = "RLJOB_TERMINATION_LOG"
