@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_workload.core.due import Cause, Due, DueRules
@@ -117,6 +117,7 @@ def test_the_longest_of_the_recent_steps_counts_and_old_ones_are_forgotten() -> 
     assert run.due.seconds_to_spare() == 10_000 - run.clock.now - 1
 
 
+@settings(deadline=None)
 @given(
     steps=st.lists(st.floats(0.5, 20), min_size=1, max_size=60),
     saves=st.floats(0, 10),
@@ -144,6 +145,7 @@ def test_a_run_with_a_deadline_has_saved_its_last_step_before_it(
     assert run.clock.now <= 100 + room + 1e-6
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_any_order_of_requests_and_steps_serves_each_request_and_never_changes_a_decision(data: st.DataObject) -> None:
     run = life(every_steps=data.draw(st.integers(1, 5)), last_step=50, seconds=data.draw(st.none() | st.floats(1, 30)))

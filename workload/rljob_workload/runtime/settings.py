@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ class Attempt:
     #: The run's directory: checkpoints, logs, metrics.
     directory: Path
     warnings: tuple[Finding, ...] = ()
+    #: Seconds that the run was active before this attempt, and this attempt's beginning on the monotonic clock. None: unknown.
+    active_before: float | None = None
+    began: float = field(default_factory=time.monotonic)
 
     @property
     def token(self) -> int:
@@ -58,7 +62,8 @@ def attempt_from_environment(environment: Mapping[str, str] = os.environ) -> Att
             f"{names.ENV_VOLUME}={volume} is no directory; mount the claim {spec.checkpoint.volume.claim_name!r} there",
         )
     directory = volume / spec.checkpoint.volume.sub_path / names.run_directory(namespace, name)
-    return Attempt(name, namespace, environment.get(names.ENV_UID, ""), number, spec, directory, warnings)
+    active = _active_seconds(environment.get(names.ENV_ACTIVE_SECONDS, ""))
+    return Attempt(name, namespace, environment.get(names.ENV_UID, ""), number, spec, directory, warnings, active)
 
 
 def checked_spec(name: str, raw: Any) -> tuple[RLJobSpec, tuple[Finding, ...]]:
@@ -94,3 +99,15 @@ def _attempt_number(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise RunError(ExitCode.ENVIRONMENT_MISSING, f"{names.ENV_ATTEMPT}={text!r} is not a number from 1")
     return int(text)
+
+
+def _active_seconds(text: str) -> float | None:
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise RunError(ExitCode.ENVIRONMENT_MISSING, f"{names.ENV_ACTIVE_SECONDS}={text!r} is not a number of seconds from 0")
+    return seconds
