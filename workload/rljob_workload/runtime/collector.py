@@ -29,6 +29,7 @@ from rljob_workload.environments import load_environment
 from rljob_workload.megatron.errors import EngineError, NonFiniteError
 from rljob_workload.runtime.concurrency import control
 from rljob_workload.runtime.errors import CollectorFailedError, HungError
+from rljob_workload.runtime.journal import RolloutsMaker, keeper_of_books
 from rljob_workload.runtime.logs import log_to_file
 from rljob_workload.runtime.monitor import Monitor
 from rljob_workload.runtime.pumps import Pumps
@@ -63,8 +64,8 @@ def cap_of(spec: RLJobSpec) -> Cap:
     )
 
 
-def build_rollouts(spec: RLJobSpec, task: TaskData) -> Rollouts:
-    """The bookkeeping for a validated spec."""
+def build_rollouts(spec: RLJobSpec, task: TaskData, keeper: RolloutsMaker = Rollouts) -> Rollouts:
+    """The bookkeeping for a validated spec. `keeper`: another class of the same making (the audit journal's)."""
     grpo, generation = spec.algorithm.grpo, spec.generation
     source = SeekableSource(task.rows, seed=spec.data.seed, shuffle=spec.data.shuffle)
     window = Window(grpo.prompts_per_step, grpo.max_trajectory_age_steps, grpo.steps)
@@ -76,7 +77,7 @@ def build_rollouts(spec: RLJobSpec, task: TaskData) -> Rollouts:
         retry_budget=spec.prompts.retry_budget,
         filters_per_step=grpo.prompts_per_step,
     )
-    return Rollouts(source, window, settings, _log_skip)
+    return keeper(source, window, settings, _log_skip)
 
 
 def _log_skip(ordinal: int, cause: SkipCause, particulars: str) -> None:
@@ -91,7 +92,7 @@ class Collector:
         log_to_file(Path(directory) / "logs" / f"collector-attempt-{attempt:06d}.log")
         task = load_builtin(str(self._spec.data.builtin))
         environment = load_environment(str(self._spec.environment.builtin), fixed_length=task.eos is None)
-        self._rollouts = build_rollouts(self._spec, task)
+        self._rollouts = build_rollouts(self._spec, task, keeper_of_books(Path(directory), attempt))
         self._scorer = Scorer(environment, task.tokenizer.decode, float(self._spec.environment.timeout_seconds))
         self._monitor = Monitor()
         self._machine = CollectorMachine(time.monotonic, self._moved)

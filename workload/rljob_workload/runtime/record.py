@@ -26,8 +26,9 @@ class Record:
         self._attempt = attempt
         self._board: TensorBoard | None = None
         self._training_since = time.monotonic()
-        before = attempt.active_before
-        self._active_before = self.before.active_seconds if before is None else before
+        active, left = attempt.spec.deadlines.active_seconds, attempt.active_left
+        #: Of earlier attempts: as the launcher has counted, else as far as the metrics tell.
+        self._active_before = self.before.active_seconds if active is None or left is None else active - left
         self.totals = Totals()
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -34,8 +35,9 @@ class Attempt:
     #: The run's directory: checkpoints, logs, metrics.
     directory: Path
     warnings: tuple[Finding, ...] = ()
-    #: Seconds that the run was active before this attempt, and this attempt's beginning on the monotonic clock. None: unknown.
-    active_before: float | None = None
+    #: Seconds of deadlines.activeSeconds that were left at this attempt's beginning; None where nobody has said. And that
+    #: beginning, on the monotonic clock.
+    active_left: float | None = None
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -62,8 +64,8 @@ def attempt_from_environment(environment: Mapping[str, str] = os.environ) -> Att
             f"{names.ENV_VOLUME}={volume} is no directory; mount the claim {spec.checkpoint.volume.claim_name!r} there",
         )
     directory = volume / spec.checkpoint.volume.sub_path / names.run_directory(namespace, name)
-    active = _active_seconds(environment.get(names.ENV_ACTIVE_SECONDS, ""))
-    return Attempt(name, namespace, environment.get(names.ENV_UID, ""), number, spec, directory, warnings, active)
+    left = _seconds_left(environment.get(names.ENV_ACTIVE_SECONDS_LEFT, ""))
+    return Attempt(name, namespace, environment.get(names.ENV_UID, ""), number, spec, directory, warnings, left)
 
 
 def checked_spec(name: str, raw: Any) -> tuple[RLJobSpec, tuple[Finding, ...]]:
@@ -101,13 +103,13 @@ def _attempt_number(text: str) -> int:
     return int(text)
 
 
-def _active_seconds(text: str) -> float | None:
+def _seconds_left(text: str) -> float | None:
     if not text:
         return None
     try:
         seconds = float(text)
     except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise RunError(ExitCode.ENVIRONMENT_MISSING, f"{names.ENV_ACTIVE_SECONDS}={text!r} is not a number of seconds from 0")
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise RunError(ExitCode.ENVIRONMENT_MISSING, f"{names.ENV_ACTIVE_SECONDS_LEFT}={text!r} is not a number of seconds")
     return seconds
