@@ -12,6 +12,7 @@ from rljob_api.findings import errors
 from rljob_api.progress import ProgressReport
 from rljob_api.spec import Volume
 
+from .access import Access
 from .act import Actor, Outcome
 from .api import KubeApi, Object, RayApi
 from .decide import decide, defect, judge_job
@@ -24,6 +25,7 @@ log = logging.getLogger("rljob.reconciler")
 
 _EVENT_SECONDS = 10.0
 _GAP_SECONDS = 60.0
+_WAITS_FOR_POD = "WaitForFirstConsumer"
 _TELLING = frozenset({"DeletedHeadPod", "DeletedWorkerPod"})
 
 
@@ -67,6 +69,7 @@ class Reconciler:
         ray: RayApi,
         store: Store,
         settings: Settings,
+        access: Access,
         clock: Callable[[], datetime.datetime] = utc_now,
         kuberay_present: bool = False,
         on_kuberay: Callable[[], None] = lambda: None,
@@ -78,7 +81,7 @@ class Reconciler:
         self._clock = clock
         self._kuberay = kuberay_present
         self._on_kuberay = on_kuberay
-        self._actor = Actor(kube, ray, store)
+        self._actor = Actor(kube, ray, store, access)
         self._notes: dict[Key, Notes] = {}
         self._written: dict[Key, datetime.datetime] = {}
         self._volumes: dict[Key, tuple[str, Volume]] = {}
@@ -127,6 +130,8 @@ class Reconciler:
             stranger=notes.outcome.stranger,
             refusal=notes.outcome.refusal,
             submit_error=notes.outcome.submit_error,
+            save=notes.outcome.save,
+            preflight_image=self._settings.preflight_image,
             report=notes.report,
             heard=notes.heard,
             ended_since=notes.ended_since,
@@ -177,14 +182,25 @@ class Reconciler:
         verdict = judge_job(world)
         if verdict.spec is None or errors(verdict.findings):
             return world
-        claim = verdict.spec.checkpoint.volume.claim_name
-        modes = await self._kube.claim_modes(world.job.namespace, claim)
-        return replace(
+        name = verdict.spec.checkpoint.volume.claim_name
+        claim = await self._kube.claim(world.job.namespace, name)
+        world = replace(
             world,
-            claim_exists=modes is not None,
-            claim_modes=tuple(modes or ()),
+            claim_exists=claim is not None,
+            claim_modes=claim.modes if claim else (),
             kuberay_present=await self._kuberay_present(),
         )
+        if claim is None or claim.bound or not world.preflight_image:
+            return world
+        return await self._observe_unbound(world, name)
+
+    async def _observe_unbound(self, world: World, claim: str) -> World:
+        """Why a claim has no volume yet. Its class is not read (that right would be for the whole cluster): events tell."""
+        events = await self._kube.events_of(world.job.namespace, claim, "PersistentVolumeClaim")
+        newest = max(events, key=_event_time, default={})
+        if newest.get("reason") == _WAITS_FOR_POD:
+            return replace(world, claim_unused=True)
+        return replace(world, claim_wait=newest_warning(events) or "it is not bound to a volume yet")
 
     async def _clusters(self, job: Job) -> tuple[Cluster, ...]:
         """RayClusters from the server, for the same reason as pods; the last attempt's also where its label was taken off."""
@@ -252,7 +268,7 @@ class Reconciler:
 
     async def _observe_driver(self, world: World, cluster: Cluster, notes: Notes) -> World:
         job = world.job
-        driver = await self._ray.driver(job.namespace, cluster.name, job.submission_id)
+        driver = await self._ray.driver(job)
         world = replace(world, driver=driver)
         if isinstance(driver, (DriverUnknown, Unreachable)):
             return world
@@ -260,17 +276,17 @@ class Reconciler:
         if driver.ended and notes.ended_since is None:
             notes.ended_since = world.now
         if driver.status != "PENDING":
-            await self._observe_report(world, cluster, driver, notes)
+            await self._observe_report(world, driver, notes)
         return replace(world, report=notes.report, heard=notes.heard, driver_seen=True, ended_since=notes.ended_since)
 
-    async def _observe_report(self, world: World, cluster: Cluster, driver: Driver, notes: Notes) -> None:
+    async def _observe_report(self, world: World, driver: Driver, notes: Notes) -> None:
         job = world.job
         known = notes.report is not None and (notes.report.finished or notes.report.failed)
         if driver.ended and known:
             return
-        report = await self._ray.report(job.namespace, cluster.name)
+        report = await self._ray.report(job)
         if driver.ended and not _is_final(report):
-            logged = await self._ray.last_report_in_logs(job.namespace, cluster.name, job.submission_id)
+            logged = await self._ray.last_report_in_logs(job)
             report = logged if isinstance(logged, ProgressReport) else report
         if isinstance(report, Unreachable):
             log.debug("%s/%s: no report: %s", job.namespace, job.name, report.detail)

@@ -47,6 +47,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end }}
 
+{{- define "rljob.keySecret" -}}
+{{- default (printf "%s-key" (include "rljob.fullname" .)) .Values.operator.existingKeySecret }}
+{{- end }}
+
 {{- define "rljob.image" -}}
 {{- if .Values.image.digest }}
 {{- printf "%s@%s" .Values.image.repository .Values.image.digest }}
@@ -55,7 +59,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end }}
 
-{{- /* The whole of what the operator may do. No secrets, no exec, no wildcard, nothing on nodes; it writes no RLJob but its status. */}}
+{{- /* The whole of what the operator may do. It reads no Secret; no exec, no wildcard, nothing on nodes; it writes no RLJob but its status. */}}
 {{- define "rljob.rules" -}}
 - apiGroups: [rljob.dev]
   resources: [rljobs]
@@ -67,12 +71,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 - apiGroups: [rljob.dev]
   resources: [rljobs/finalizers]
   verbs: [update]
+# patch: a finished run's workers go at once, its head stays for ttlSecondsAfterFinished.
 - apiGroups: [ray.io]
   resources: [rayclusters]
-  verbs: [get, list, watch, create, delete]
+  verbs: [get, list, watch, create, patch, delete]
+# create, delete: the pod that looks at the checkpoint volume before a RayCluster is made. Other pods are KubeRay's.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch]
+  verbs: [list, watch, create, delete]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get]
@@ -80,6 +86,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create]
+# The token of an attempt and the network policy of a run; neither is ever read.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [create]
 {{- if eq .Values.operator.rayAccess "ApiServerProxy" }}
 - apiGroups: [""]
   resources: [services/proxy]
