@@ -37,7 +37,7 @@ def reduce_scatter_along_first_dim(original: Callable[..., Tensor]) -> Callable[
             return original(input_, group, input_split_sizes, use_global_buffer)
         whole = input_.clone()
         dist.all_reduce(whole, group=group)
-        return whole.split(_whole(input_split_sizes))[group.rank()].clone()
+        return torch.split(whole, _whole(input_split_sizes))[group.rank()].clone()
 
     return reduce_scatter
 
