@@ -37,7 +37,9 @@ def reduce_scatter_along_first_dim(original: Callable[..., Tensor]) -> Callable[
             return original(input_, group, input_split_sizes, use_global_buffer)
         whole = input_.clone()
         dist.all_reduce(whole, group=group)
-        return torch.split(whole, _whole(input_split_sizes))[group.rank()].clone()
+        sizes, rank = _whole(input_split_sizes), group.rank()
+        start = sum(sizes[:rank])
+        return whole[start : start + sizes[rank]]
 
     return reduce_scatter
 
