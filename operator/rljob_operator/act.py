@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rljob_api import names
 
@@ -134,10 +134,10 @@ class Actor:
             obj = await self._kube.create_pod(action.manifest)
         except AlreadyExistsError:
             # Ours is read back by its label in the next pass, which forgets this; anybody else's is in the way.
-            outcome.refusal = Refusal(f"a pod {name} exists already", final=False)
+            outcome.refusal = Refusal("a pod of that name exists already", final=False, what=f"pod {name}")
             return
         except ApiError as error:
-            outcome.refusal = _refusal(error)
+            outcome.refusal = replace(_refusal(error), what=f"pod {name}")
             log.warning("%s/%s: pod %s is refused: %s", *job.key, name, error.message)
             return
         outcome.refusal = None
