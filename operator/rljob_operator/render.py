@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rljob_api import names
@@ -56,9 +57,19 @@ class TemplateError(ValueError):
     """`spec.trainer.template` has no form that a pod template could have; the message names the place."""
 
 
+@dataclass(frozen=True)
+class _Belongs:
+    """Whose pods they are."""
+
+    cluster: str
+    secret: str
+    labels: Mapping[str, str]
+
+
 def ray_cluster(job: Job, spec: RLJobSpec, attempt: int, preflight: PreflightReport | None = None) -> dict[str, Any]:
     """The manifest, with what was found on the volume before. Raises TemplateError."""
-    labels, cluster = attempt_labels(job, attempt), names.cluster_name(job.name, attempt)
+    cluster = names.cluster_name(job.name, attempt)
+    belongs = _Belongs(cluster, names.access_secret(cluster, job.uid), attempt_labels(job, attempt))
     annotations = {names.ANNOTATION_NO_HEAD_RESTART: "true", names.ANNOTATION_SPEC: spec_text(spec)}
     if preflight is not None:
         annotations[names.ANNOTATION_PREFLIGHT] = preflight.model_dump_json(by_alias=True, exclude_none=True)
@@ -70,12 +81,13 @@ def ray_cluster(job: Job, spec: RLJobSpec, attempt: int, preflight: PreflightRep
         "metadata": {
             "name": cluster,
             "namespace": job.namespace,
-            "labels": labels,
+            "labels": dict(belongs.labels),
             "annotations": annotations,
             "ownerReferences": [owner(job)],
         },
         "spec": {
             "rayVersion": names.RAY_VERSION,
+            "authOptions": {"mode": "token", "secretName": belongs.secret},
             "enableInTreeAutoscaling": False,
             "headGroupSpec": {
                 "rayStartParams": {
@@ -85,7 +97,7 @@ def ray_cluster(job: Job, spec: RLJobSpec, attempt: int, preflight: PreflightRep
                     "object-store-memory": str(_object_store(trainer.head.resources)),
                     "resources": _custom(names.RESOURCE_HEAD),
                 },
-                "template": _pod(cluster, spec, labels, trainer.head.resources, gpus=0, head=True),
+                "template": _pod(belongs, spec, trainer.head.resources, gpus=0, head=True),
             },
             "workerGroupSpecs": [
                 {
@@ -100,7 +112,7 @@ def ray_cluster(job: Job, spec: RLJobSpec, attempt: int, preflight: PreflightRep
                         "object-store-memory": str(_object_store(trainer.resources)),
                         "resources": _custom(names.RESOURCE_NODE),
                     },
-                    "template": _pod(cluster, spec, labels, trainer.resources, gpus=gpus, head=False),
+                    "template": _pod(belongs, spec, trainer.resources, gpus=gpus, head=False),
                 }
             ],
         },
@@ -178,18 +190,18 @@ def _object_store(resources: Resources | HeadResources) -> int:
     return int(min(max(quantity(resources.memory) / 10, 100 * _MEBI), 4096 * _MEBI)) // _MEBI * _MEBI
 
 
-def _pod(
-    cluster: str, spec: RLJobSpec, labels: Mapping[str, str], resources: Resources | HeadResources, *, gpus: int, head: bool
-) -> dict[str, Any]:
+def _pod(belongs: _Belongs, spec: RLJobSpec, resources: Resources | HeadResources, *, gpus: int, head: bool) -> dict[str, Any]:
     volumes = [
         *claim_volumes(spec),
+        # Readable by the pod's group (fsGroup), whatever user the image has.
+        {"name": names.ACCESS_VOLUME_NAME, "secret": {"secretName": belongs.secret, "defaultMode": 0o440}},
         {
             "name": "shared-memory",
             "emptyDir": {"medium": "Memory", "sizeLimit": f"{_object_store(resources) // _MEBI + 64}Mi"},
         },
     ]
     ours = {
-        "metadata": {"labels": dict(labels)},
+        "metadata": {"labels": dict(belongs.labels)},
         "spec": {
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": spec.deadlines.save_seconds + _GRACE_SECONDS,
@@ -201,7 +213,7 @@ def _pod(
     path = "spec.trainer.template"
     template = _checked(spec.trainer.template, path, Mapping)
     merged = pod_base(template, ours)
-    container = _container(cluster, spec, resources, gpus, head, trainer_container(template))
+    container = _container(belongs, spec, resources, gpus, head, trainer_container(template))
     others = [dict(one) for one in _containers(template) if one.get("name") != names.CONTAINER]
     merged["spec"]["containers"] = [container, *others]
     return merged
@@ -231,14 +243,15 @@ def _containers(template: Mapping[str, Any]) -> list[Any]:
 
 
 def _container(
-    cluster: str, spec: RLJobSpec, resources: Resources | HeadResources, gpus: int, head: bool, under: Mapping[str, Any]
+    belongs: _Belongs, spec: RLJobSpec, resources: Resources | HeadResources, gpus: int, head: bool, under: Mapping[str, Any]
 ) -> dict[str, Any]:
     path = f"spec.trainer.template.spec.containers[{names.CONTAINER}]"
     theirs = [_checked(one, f"{path}.env", Mapping) for one in _checked(under.get("env", []), f"{path}.env", list)]
     environment = {
-        "RAY_AUTH_MODE": "disabled",
+        "RAY_AUTH_MODE": "token",
         "RAY_USAGE_STATS_ENABLED": "0",
-        names.ENV_DRIVER_HOST: "127.0.0.1" if head else names.head_service(cluster),
+        names.ENV_CONTROL_TOKEN_FILE: names.ACCESS_TOKEN_FILE,
+        names.ENV_DRIVER_HOST: "127.0.0.1" if head else names.head_service(belongs.cluster),
         names.ENV_SAVE_SECONDS: str(spec.deadlines.save_seconds),
     }
     if gpus == 0 and all(one.get("name") != "OMP_NUM_THREADS" for one in theirs):
@@ -254,12 +267,17 @@ def _container(
     container: dict[str, Any] = {
         "name": names.CONTAINER,
         "image": spec.trainer.image,
-        "env": [{"name": name, "value": value} for name, value in environment.items()],
+        "env": [
+            *({"name": name, "value": value} for name, value in environment.items()),
+            # KubeRay would add it, but not over one of the template.
+            {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": {"name": belongs.secret, "key": names.ACCESS_KEY}}},
+        ],
         "resources": amounts,
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [
             {"name": names.VOLUME_NAME, "mountPath": names.VOLUME_MOUNT_PATH},
             *source_mounts(spec),
+            {"name": names.ACCESS_VOLUME_NAME, "mountPath": names.ACCESS_MOUNT_PATH, "readOnly": True},
             {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108  Ray's object store lives there
         ],
         # Whoever ends the pod (a drain, a deletion, the operator) waits for the driver's save first.

@@ -19,12 +19,11 @@ def end_attempt(world: World, draft: Draft, deadlines: Deadlines) -> Step:
     """An attempt is under way: have it save, then end it."""
     since = _since(world, draft)
     cluster, now = world.cluster, format_time(world.now)
-    saved = isinstance(world.save, SaveAnswer) and world.save.saved
-    asked = isinstance(world.save, SaveAnswer) and world.save.accepted
     waited = (world.now - parse_time(since)).total_seconds()
     runs = isinstance(world.driver, Driver) and world.driver.status == "RUNNING"
-    if cluster is not None and runs and not saved and 0 <= waited < deadlines.save_seconds:
-        words = "the driver was asked for a checkpoint" if asked else "asking the driver for a checkpoint"
+    if cluster is not None and runs and not _done(world) and 0 <= waited < deadlines.save_seconds:
+        accepted = isinstance(world.save, SaveAnswer)
+        words = "the driver writes a checkpoint" if accepted else "asking the driver for a checkpoint"
         _say(draft, f"{words}; its pods end after {deadlines.save_seconds} s at the latest (saveSeconds)")
         return Step((AskSave(cluster.name, _SAVE_WAIT_SECONDS),), 0.5)
     draft.update(attempt_end_time=now)
@@ -37,6 +36,15 @@ def end_attempt(world: World, draft: Draft, deadlines: Deadlines) -> Step:
     if (pod := world.preflight) is not None and not pod.deleting:
         actions.append(DeletePod(pod.name, pod.uid))
     return Step(tuple(actions), 0.5)
+
+
+def _done(world: World) -> bool:
+    """Whether the driver has saved what it had when it was asked, or has said that it will not."""
+    save = world.save
+    if not isinstance(save, SaveAnswer):
+        return False
+    newest = world.report.checkpoint if world.report else None
+    return save.saved or not save.accepted or (newest is not None and save.step is not None and newest.step >= save.step)
 
 
 def rest(world: World, draft: Draft, left: str, actions: tuple[Action, ...]) -> Step:

@@ -123,6 +123,7 @@ class SaveAnswer:
     saved: bool
     """Whether the save that was asked for is complete."""
     step: int | None = None
+    """The step that the driver stood at when it first accepted."""
 
 
 @dataclass(frozen=True)
