@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -144,17 +144,22 @@ def test_no_file_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--explain RULE" in capsys.readouterr().err
 
 
+def _spent_by_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def test_it_answers_within_half_a_second_without_the_heavy_libraries() -> None:
     program = (
         "import sys; from rljob_cli.main import main; status = main(sys.argv[1:]); "
         "sys.exit(9 if {'torch', 'ray', 'kubernetes', 'kopf', 'aiohttp'} & sys.modules.keys() else status)"
     )
     fastest = 99.0
-    for _ in range(5):  # the machine may be busy: the best of five
-        began = time.monotonic()
+    for _ in range(5):  # processor time, not the clock's, and the best of five: the machine may be busy
+        began = _spent_by_children()
         done = subprocess.run((sys.executable, "-c", program, "validate", str(EXAMPLE)), check=False, env=os.environ)
         assert done.returncode == 0
-        fastest = min(fastest, time.monotonic() - began)
+        fastest = min(fastest, _spent_by_children() - began)
         if fastest < 0.5:
             return
     pytest.fail(f"{fastest:.2f} s")
