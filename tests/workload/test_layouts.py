@@ -155,20 +155,23 @@ def test_layouts_compute_what_one_rank_computes(
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_layouts_hand_over_with_answers_in_flight(case: Case, worlds: Callable[[int], ManyRanks], tmp_path: Path) -> None:
-    """Every few tokens the ranks train; the learning rate is 0, so every answer must have the log-probs of training."""
-    changes = {"learningRate": "0", "maxInFlightPrompts": 8, "maxTrajectoryAgeSteps": 8, "steps": 1000}
+    """The ranks train between any two tokens; the learning rate is 0, so answers must have the log-probs of training."""
+    changes = {"learningRate": "0", "maxInFlightPrompts": 8, "maxTrajectoryAgeSteps": 16, "steps": 1000}
     spec = spec_of(case.model, case.ranks, case.sizes, case.nodes, **changes)
     with Trainer.of(spec, worlds(case.ranks), tmp_path) as many:
-        worst, flying, trained = 0.0, 0, 0
-        while many.version < CYCLES:
-            flying += many.generate(1) > 0
+        first = many.step()
+        worst, batch, spanning, cycles = first.largest_logprob_change, many.batches[0], 0, 0
+        while cycles < CYCLES:
+            cycles += many.generate(1) > 0
             taken = many.rollouts.take(many.version + 1, many.version)
-            if taken is None:
-                continue
-            worst = max(worst, many.train(taken[0]).largest_logprob_change)
-            many.rollouts.commit(taken[0].step, taken[0].ordinals)
-            trained += taken[1].spanning
-        many.rollouts.ledger.check()
+            if taken is not None:
+                batch, spanning = taken[0], spanning + taken[1].spanning
+                many.rollouts.commit(batch.step, batch.ordinals)
+            worst = max(worst, many.train(batch).largest_logprob_change)
+        while many.generate(64, fresh=False):
+            pass
+        counts = many.rollouts.ledger.counts()
+    assert (counts.in_flight, counts.retryable, counts.skipped) == (0, 0, 0)
+    assert counts.trained > 0
+    assert spanning > 0
     assert worst < 1e-5
-    assert flying > 0
-    assert trained > 0
