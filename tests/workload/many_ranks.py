@@ -6,7 +6,6 @@ The processes import Megatron once and then play one layout after the other.
 from __future__ import annotations
 
 import contextlib
-import gc
 import multiprocessing
 import socket
 import traceback
@@ -62,7 +61,6 @@ def _tear_down() -> None:
 
     destroy_process_groups()
     InferenceMode.unset_active()
-    gc.collect()
 
 
 class ManyRanks:
