@@ -84,7 +84,7 @@ def test_without_a_driver_there_is_nothing_to_save(start, token: Path) -> None: 
     driver = start()
     driver.shutdown()
     driver.server_close()
-    assert save(settings(driver, token)) == "no driver: nothing to save"
+    assert save(settings(driver, token)) == "no driver: ConnectionRefusedError: [Errno 111] Connection refused"
 
 
 def test_a_head_that_has_no_address_any_more_is_not_waited_for(token: Path) -> None:

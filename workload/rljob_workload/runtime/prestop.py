@@ -19,11 +19,21 @@ from pathlib import Path
 from rljob_api import names
 
 _CONNECT_SECONDS = 3.0
+_CONNECT_TRIES = 3
 _PAUSE_SECONDS = 0.5
 
 
 class PrestopError(Exception):
     """The hook was started without what it needs; the message names the variable."""
+
+
+class _NoConnectionError(Exception):
+    """Nobody answers at the driver's address."""
+
+    def __init__(self, words: str, final: bool) -> None:
+        super().__init__(words)
+        self.final = final
+        """The host said so (refused, no such name, no route), where a timeout may be a busy one."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +60,16 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
 def save(settings: Settings) -> str:
     """Ask until the save is written, refused, or the budget is over; the answer is one line for the log."""
     until = time.monotonic() + settings.seconds
-    last = "not asked"
+    last, unconnected = "not asked", 0
     while (left := until - time.monotonic()) > 0:
         try:
             status, body = _ask(settings, left)
-        except ConnectionRefusedError:
-            return "no driver: nothing to save"
+        except _NoConnectionError as error:
+            unconnected += 1
+            if error.final or unconnected == _CONNECT_TRIES:
+                return f"no driver: {error}"
         except (OSError, http.client.HTTPException) as error:
             last = f"{type(error).__name__}: {error}"
-            if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
-                return f"no driver: {last}"  # its name has no address, or no route: the head is gone
         else:
             if status != http.HTTPStatus.ACCEPTED:  # which says: not within the time that was asked for
                 return f"{'saved' if status == http.HTTPStatus.OK else 'nothing is saved'}: {status} {body[:200]}"
@@ -72,7 +82,10 @@ def _ask(settings: Settings, left: float) -> tuple[int, str]:
     connection = http.client.HTTPConnection(settings.host, settings.port, timeout=_CONNECT_SECONDS)
     headers = {} if settings.token_file is None else {"Authorization": f"Bearer {settings.token_file.read_text().strip()}"}
     try:
-        connection.connect()
+        try:
+            connection.connect()
+        except OSError as error:
+            raise _NoConnectionError(f"{type(error).__name__}: {error}", not isinstance(error, TimeoutError)) from error
         connection.sock.settimeout(left + _CONNECT_SECONDS)
         connection.request("POST", f"{names.CONTROL_SAVE_PATH}?wait={left:.1f}", headers=headers)
         answer = connection.getresponse()
