@@ -9,9 +9,11 @@ from rljob_api import reasons
 from rljob_api.progress import ProgressReport, PromptCounts
 from rljob_api.status import ValidationResult
 
-from .draft import Draft
+from .draft import Draft, clip
 from .times import format_time, parse_time
 from .world import World
+
+_UNSETTLED = (reasons.NOT_CHECKED.name, reasons.CHECKING.name, reasons.NONE_YET.name)
 
 
 def decimal(value: float | None) -> str | None:
@@ -55,6 +57,7 @@ def take_report(world: World, draft: Draft, max_skipped: int) -> None:
     if report is None or (report.step == 0 and report.resume is None):
         return
     seen = last_step(world)
+    report = _bounded(report)
     validation = world.job.status.validation
     reward = decimal(report.validation_reward)
     if report.validation_step is not None and reward is not None:
@@ -68,10 +71,35 @@ def take_report(world: World, draft: Draft, max_skipped: int) -> None:
         rolled_back=report.rolled_back,
         in_flight_prompts=report.in_flight_prompts,
         checkpoint=report.checkpoint or world.job.status.checkpoint,
-        resume=report.resume,
+        resume=report.resume or world.job.status.resume,
         last_step_time=format_time(seen) if seen else world.job.status.last_step_time,
     )
     _skipped(draft, report.prompts, max_skipped)
+    _checkpoint(world, draft, report)
+
+
+def _bounded(report: ProgressReport) -> ProgressReport:
+    """The report without what would fill the status: words within the schema's bounds may have six bytes a character."""
+    prompts, cap, checkpoint = report.prompts, report.in_flight_prompts, report.checkpoint
+    causes = {clip(cause, 64): ordinals for cause, ordinals in prompts.skipped_by.items()}
+    fits = checkpoint is not None and clip(checkpoint.path, 1024) == checkpoint.path
+    return report.model_copy(
+        update={
+            "prompts": prompts.model_copy(update={"skipped_by": causes}),
+            "in_flight_prompts": cap.model_copy(update={"reason": clip(cap.reason, 256)}),
+            "checkpoint": checkpoint if fits else None,
+        }
+    )
+
+
+def _checkpoint(world: World, draft: Draft, report: ProgressReport) -> None:
+    """The newest checkpoint, once it is another than the one that the attempt started from."""
+    known, found = world.job.status.checkpoint, report.checkpoint
+    reason, _ = draft.now(reasons.NOT_CHECKED.condition)
+    if found is not None and (known is None or known.path != found.path or reason in ("", *_UNSETTLED)):
+        draft.set(reasons.AVAILABLE, step=found.step, path=found.path)
+    elif found is None and known is None:
+        draft.set(reasons.NONE_YET)
 
 
 def _skipped(draft: Draft, prompts: PromptCounts, budget: int) -> None:
