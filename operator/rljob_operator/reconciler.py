@@ -242,7 +242,7 @@ class Reconciler:
         others = tuple(one for one in world.clusters if one.name != job.cluster_name)
         world = replace(world, clusters=others, stranger=notes.outcome.stranger)
         if obj is None:  # pods without it tell that it was there
-            world = replace(world, pods=await self._pods(job))
+            world = await self._observe_preflight(replace(world, pods=await self._pods(job)), notes)
             return world if job.status.ray_cluster_name == job.cluster_name else await self._observe_claim(world)
         self._store.take("rayclusters", obj)  # passes over one whose label was taken off, so it is read here too
         return replace(world, clusters=(*others, read_cluster(obj)))
@@ -255,8 +255,24 @@ class Reconciler:
         recently = _is_recent(world, notes.warning_read, _EVENT_SECONDS)
         if young or (recently and cluster.provisioned is None):
             return world
+        events = [*await self._kube.events_of(world.job.namespace, cluster.name, "RayCluster")]
+        silent = next((one for one in world.pods_of(cluster.name) if not one.ready and not one.trouble), None)
+        if silent is not None and not any(one.trouble for one in world.pods_of(cluster.name)):
+            events += await self._kube.events_of(world.job.namespace, silent.name, "Pod")  # a volume that can't be mounted
+        return self._warned(world, notes, events)
+
+    async def _observe_preflight(self, world: World, notes: Notes) -> World:
+        """The newest event that tells why the preflight's pod does not start, where the pod itself says nothing."""
+        pod = world.preflight
+        if pod is None or pod.ended or pod.trouble or _is_recent(world, pod.created, _EVENT_SECONDS):
+            return world
+        if _is_recent(world, notes.warning_read, _EVENT_SECONDS):
+            return world
+        return self._warned(world, notes, await self._kube.events_of(world.job.namespace, pod.name, "Pod"))
+
+    def _warned(self, world: World, notes: Notes, events: Iterable[Object]) -> World:
         notes.warning_read = world.now
-        notes.warning = newest_warning(await self._kube.events_of(world.job.namespace, cluster.name, "RayCluster"))
+        notes.warning = newest_warning(events)
         return replace(world, warning=notes.warning)
 
     async def _observe_driver(self, world: World, cluster: Cluster, notes: Notes) -> World:
