@@ -16,6 +16,8 @@ class Request:
     tag: tuple[int, int]
     tokens: tuple[int, ...]
     answers: int
+    #: New tokens of each answer, where they differ from the job's limit (benchmarks and tests impose lengths so); empty: that limit.
+    limits: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
