@@ -20,6 +20,11 @@ LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "rljob-operator"
 # The attempt's spec as JSON, on its RayCluster: an edit of the RLJob does not change an attempt that runs.
 ANNOTATION_SPEC = f"{GROUP}/spec"
+# On a preflight pod: `preflight`. KubeRay's pods have no such label.
+LABEL_COMPONENT = f"{GROUP}/component"
+COMPONENT_PREFLIGHT = "preflight"
+# The preflight's report as JSON, on the RayCluster that was made because of it: the preflight's pod goes then.
+ANNOTATION_PREFLIGHT = f"{GROUP}/preflight"
 # KubeRay's own label on the pods of a cluster, and its role label.
 LABEL_RAY_CLUSTER = "ray.io/cluster"
 LABEL_RAY_NODE_TYPE = "ray.io/node-type"
@@ -49,9 +54,23 @@ ENV_CONTROL_TOKEN_FILE = "RLJOB_CONTROL_TOKEN_FILE"  # noqa: S105 - the name of 
 # Runs in the operator's image (no torch there); writes a PreflightReport to the file of ENV_TERMINATION_LOG.
 PREFLIGHT_COMMAND = ("python", "-m", "rljob_workload.preflight")
 ENV_TERMINATION_LOG = "RLJOB_TERMINATION_LOG"
+TERMINATION_LOG = "/dev/termination-log"
+# Directories of checkpoints that earlier attempts could not load, separated by commas: the preflight passes them over.
+ENV_UNLOADABLE = "RLJOB_UNLOADABLE"
+# Where the volume of checkpoint.from is mounted (that of the checkpoints where both are the same claim). Unset without it.
+ENV_SOURCE = "RLJOB_SOURCE"
+# Seconds of deadlines.activeSeconds that are left when the driver is submitted; earlier attempts are counted. Unset without it.
+ENV_ACTIVE_SECONDS_LEFT = "RLJOB_ACTIVE_SECONDS_LEFT"
+# Runs in every pod before it is stopped: asks the driver for a save and waits for it.
+PRESTOP_COMMAND = ("python", "-m", "rljob_workload.runtime.prestop")
+# For it: the driver's host, and how long a save may take.
+ENV_DRIVER_HOST = "RLJOB_DRIVER_HOST"
+ENV_SAVE_SECONDS = "RLJOB_SAVE_SECONDS"
 
 VOLUME_NAME = "rljob-checkpoints"
 VOLUME_MOUNT_PATH = "/rljob/volume"
+SOURCE_VOLUME_NAME = "rljob-source"
+SOURCE_MOUNT_PATH = "/rljob/source"
 
 # Constant: nothing from a spec ever becomes part of a shell string.
 DRIVER_ENTRYPOINT = "python -m rljob_workload.runtime.main"
@@ -65,6 +84,7 @@ RAY_VERSION = "2.60.0"
 WORKER_GROUP = "workers"
 # Ray's container in head and worker pods; a container of this name in trainer.template is merged with it.
 CONTAINER = "trainer"
+PREFLIGHT_CONTAINER = "preflight"
 
 
 def cluster_name(job: str, attempt: int) -> str:
@@ -75,6 +95,11 @@ def cluster_name(job: str, attempt: int) -> str:
 def submission_id(job: str, attempt: int) -> str:
     """Ray's submission id of one attempt: submitting it twice is refused by Ray itself."""
     return f"{job}-{attempt}"
+
+
+def preflight_pod(job: str, attempt: int) -> str:
+    """The pod that looks at the checkpoint volume before the attempt's RayCluster exists."""
+    return f"{job}-{attempt}-preflight"
 
 
 def head_service(cluster: str) -> str:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from .base import ApiModel, Count, Decimal
 from .progress import CheckpointInfo, InFlightPrompts, PromptCounts, Resume, RolledBack
+from .spec import Volume
 
 Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
 
@@ -49,6 +50,12 @@ class LastFailure(ApiModel):
     """The driver's exit code, when known."""
     checkpoint_step: Count | None = None
     """Step of the newest checkpoint at that time; a later one is progress (failurePolicy.resetAfterProgress)."""
+    action: Literal["Restart", "RestartUncounted", "Fail"] = "Restart"
+    """What follows: another attempt that counts toward failurePolicy.maxRestarts, one that does not, or none."""
+    rule: Annotated[str, Field(max_length=63)] = ""
+    """Rule of failurePolicy.rules that decided; empty where the default table did."""
+    in_a_row: Count = 1
+    """Failures since the last progress, counted or not; the wait before the next attempt grows with them."""
     message: Annotated[str, Field(max_length=4096)] = ""
     """What was seen: exit code by name, last log lines, Kubernetes' own words."""
     time: Time
@@ -71,9 +78,19 @@ class RLJobStatus(ApiModel):
     attempt: Count = 0
     """Attempts started, this one included."""
     restarts: Count = 0
-    """Restarts after failures since the last progress, compared with failurePolicy.maxRestarts."""
+    """Restarts after failures; those after preemptions, evictions and suspensions are not counted."""
+    restarts_since_progress: Count = 0
+    """The part of them that is compared with failurePolicy.maxRestarts (all without failurePolicy.resetAfterProgress)."""
+    start_time: Time | None = None
+    """When the first attempt began."""
+    suspend_time: Time | None = None
+    """When the suspension began that lasts now."""
+    suspended_seconds: Count = 0
+    """Length of earlier suspensions, not counted by deadlines.activeSeconds."""
     attempt_start_time: Time | None = None
     """When the attempt began."""
+    attempt_end_time: Time | None = None
+    """When the attempt ended; unset while it is under way."""
     finish_time: Time | None = None
     """When the job ended."""
     ray_cluster_name: Annotated[str, Field(max_length=63)] | None = None
@@ -92,8 +109,12 @@ class RLJobStatus(ApiModel):
     """Work that resumes undid."""
     in_flight_prompts: InFlightPrompts | None = None
     """The cap on prompts answered at the same time."""
+    checkpoint_volume: Volume | None = None
+    """Where this job's attempts write; it can't change afterwards."""
     checkpoint: CheckpointInfo | None = None
     """The newest complete checkpoint."""
+    unloadable: Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=8)] = Field(default_factory=list)
+    """Checkpoints that attempts could not load; the next attempt passes them over."""
     resume: Resume | None = None
     """What the attempt started from."""
     last_step_time: Time | None = None

@@ -9,14 +9,27 @@ from dataclasses import dataclass
 from rljob_api import names
 
 from .api import AlreadyExistsError, ApiError, ConflictError, KubeApi, NotFoundError, RayApi, RayError
-from .plan import Action, CreateCluster, DeleteCluster, EventNote, PersistAttempt, Plan, SubmitDriver
+from .plan import (
+    Action,
+    AskSave,
+    CreateCluster,
+    CreatePreflight,
+    DeleteCluster,
+    DeletePod,
+    EventNote,
+    PersistAttempt,
+    Plan,
+    ReleaseWorkers,
+    SubmitDriver,
+)
 from .store import Store
 from .times import format_time
-from .world import Job, Refusal, World
+from .world import Job, Refusal, SaveAnswer, Unreachable, World
 
 log = logging.getLogger("rljob.act")
 
 _NEVER_ACCEPTED = frozenset({400, 422})
+_STARTS_SOMETHING = (PersistAttempt, CreatePreflight, CreateCluster, SubmitDriver)
 
 
 @dataclass
@@ -26,6 +39,7 @@ class Outcome:
     refusal: Refusal | None = None
     stranger: str = ""
     submit_error: str = ""
+    save: SaveAnswer | Unreachable | None = None
 
 
 class Actor:
@@ -39,7 +53,7 @@ class Actor:
     async def act(self, world: World, plan: Plan, outcome: Outcome) -> float | None:
         """Carry the plan out. Returns the seconds to the next pass when the plan's own answer no longer holds."""
         job = world.job
-        spends = any(isinstance(action, (PersistAttempt, CreateCluster, SubmitDriver)) for action in plan.actions)
+        spends = any(isinstance(action, _STARTS_SOMETHING) for action in plan.actions)
         if spends and not await self._is_current(job):
             return 0.0
         if plan.status_patch is not None and not await self._write_status(job, plan):
@@ -85,6 +99,17 @@ class Actor:
                 log.info("%s/%s: attempt %d is counted", *job.key, number)
             case CreateCluster(manifest):
                 await self._create(job, manifest["metadata"]["name"], action, outcome)
+            case CreatePreflight(manifest):
+                await self._create_preflight(job, manifest["metadata"]["name"], action, outcome)
+            case DeletePod(name, uid):
+                await self._kube.delete_pod(job.namespace, name, uid)
+                log.info("%s/%s: pod %s is deleted", *job.key, name)
+            case AskSave(cluster, seconds):
+                outcome.save = await self._ray.save(job.namespace, cluster, seconds)
+                log.info("%s/%s: asked for a save: %s", *job.key, outcome.save)
+            case ReleaseWorkers(name, uid):
+                await self._kube.release_workers(job.namespace, name, uid)
+                log.info("%s/%s: RayCluster %s keeps its head only", *job.key, name)
             case DeleteCluster(name, uid):
                 await self._kube.delete_cluster(job.namespace, name, uid)
                 log.info("%s/%s: RayCluster %s is deleted", *job.key, name)
@@ -97,14 +122,27 @@ class Actor:
         except AlreadyExistsError:
             return  # the next pass reads it back and compares the owner
         except ApiError as error:
-            if error.status >= 500 or error.status == 429:
-                raise
-            outcome.refusal = Refusal(f"{error.status} {error.reason}: {error.message}", error.status in _NEVER_ACCEPTED)
+            outcome.refusal = _refusal(error)
             log.warning("%s/%s: RayCluster %s is refused: %s", *job.key, name, error.message)
             return
         outcome.refusal = None
         self._store.take("rayclusters", obj)
         log.info("%s/%s: RayCluster %s is created", *job.key, name)
+
+    async def _create_preflight(self, job: Job, name: str, action: CreatePreflight, outcome: Outcome) -> None:
+        try:
+            obj = await self._kube.create_pod(action.manifest)
+        except AlreadyExistsError:
+            # Ours is read back by its label in the next pass, which forgets this; anybody else's is in the way.
+            outcome.refusal = Refusal(f"a pod {name} exists already", final=False)
+            return
+        except ApiError as error:
+            outcome.refusal = _refusal(error)
+            log.warning("%s/%s: pod %s is refused: %s", *job.key, name, error.message)
+            return
+        outcome.refusal = None
+        self._store.take("pods", obj)
+        log.info("%s/%s: pod %s is created", *job.key, name)
 
     async def _submit(self, job: Job, action: SubmitDriver, outcome: Outcome) -> None:
         body = {
@@ -151,3 +189,10 @@ class Actor:
         except ApiError as error:
             # Events are a courtesy; the status holds the same words.
             log.warning("%s/%s: event %s not recorded: %s", *job.key, note.reason, error)
+
+
+def _refusal(error: ApiError) -> Refusal:
+    """The server's answer to a create, where it is one; raises it where asking again is all that can be done."""
+    if error.status >= 500 or error.status == 429:
+        raise error
+    return Refusal(f"{error.status} {error.reason}: {error.message}", error.status in _NEVER_ACCEPTED)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from rljob_api.progress import ProgressReport
 
-from .world import DriverAnswer, Unreachable
+from .world import Claim, DriverAnswer, SaveAnswer, Unreachable
 
 Object = dict[str, Any]
 
@@ -84,8 +84,17 @@ class KubeApi(Protocol):
     async def list_pods(self, namespace: str, selector: str) -> Sequence[Object]:
         """Pods by label, from the server."""
 
-    async def claim_modes(self, namespace: str, name: str) -> Sequence[str] | None:
-        """Access modes of a PersistentVolumeClaim; None where it does not exist."""
+    async def create_pod(self, manifest: Mapping[str, Any]) -> Object:
+        """Create a pod. Raises AlreadyExistsError."""
+
+    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+        """Delete exactly this pod; one that is gone already is success."""
+
+    async def release_workers(self, namespace: str, name: str, uid: str) -> None:
+        """Set exactly this RayCluster's worker group to no replicas; one that is gone already is success."""
+
+    async def claim(self, namespace: str, name: str) -> Claim | None:
+        """A PersistentVolumeClaim; None where it does not exist."""
 
     async def kuberay_present(self) -> bool:
         """Whether the API server knows RayClusters."""
@@ -111,6 +120,9 @@ class RayApi(Protocol):
 
     async def report(self, namespace: str, cluster: str) -> ProgressReport | Unreachable:
         """The driver's report."""
+
+    async def save(self, namespace: str, cluster: str, wait_seconds: float) -> SaveAnswer | Unreachable:
+        """Ask the driver for a save and wait that long for it."""
 
     async def last_report_in_logs(self, namespace: str, cluster: str, submission: str) -> ProgressReport | Unreachable:
         """The report that the driver logged as its last line."""

@@ -30,6 +30,7 @@ from .api import (
     NotFoundError,
     Object,
 )
+from .world import Claim, read_claim
 
 _JOBS = f"/apis/{names.GROUP}/{names.VERSION}"
 _RAY = "/apis/ray.io/v1"
@@ -216,13 +217,41 @@ class Kube:
         answer = await self.request("GET", f"/api/v1/namespaces/{namespace}/pods", query={"labelSelector": selector})
         return list(answer.get("items") or [])
 
-    async def claim_modes(self, namespace: str, name: str) -> Sequence[str] | None:
-        """Access modes of a PersistentVolumeClaim: of its volume where it is bound, else those that it asks for."""
-        claim = await self._get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}")
-        if claim is None:
-            return None
-        given = claim.get("status", {}).get("accessModes") or claim.get("spec", {}).get("accessModes") or []
-        return [str(mode) for mode in given]
+    async def create_pod(self, manifest: Mapping[str, Any]) -> Object:
+        """Create; unknown fields are an error instead of being dropped."""
+        return await self.request(
+            "POST",
+            f"/api/v1/namespaces/{manifest['metadata']['namespace']}/pods",
+            dict(manifest),
+            query={"fieldManager": names.MANAGED_BY, "fieldValidation": "Strict"},
+        )
+
+    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+        """Delete exactly this one."""
+        options = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
+        try:
+            await self.request("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", options)
+        except (NotFoundError, ConflictError):
+            return  # gone, or replaced by another of that name
+
+    async def release_workers(self, namespace: str, name: str, uid: str) -> None:
+        """Exactly this one's worker group, to no replicas."""
+        group = "/spec/workerGroupSpecs/0"
+        patch = [
+            {"op": "test", "path": "/metadata/uid", "value": uid},
+            {"op": "replace", "path": f"{group}/minReplicas", "value": 0},
+            {"op": "replace", "path": f"{group}/replicas", "value": 0},
+        ]
+        path = f"{_RAY}/namespaces/{namespace}/rayclusters/{name}"
+        try:
+            await self.request("PATCH", path, patch, "application/json-patch+json", {"fieldManager": names.MANAGED_BY})
+        except NotFoundError:
+            return
+
+    async def claim(self, namespace: str, name: str) -> Claim | None:
+        """A PersistentVolumeClaim; modes of its volume where it is bound, else those that it asks for."""
+        obj = await self._get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}")
+        return None if obj is None else read_claim(obj)
 
     async def kuberay_present(self) -> bool:
         """Whether RayClusters are served."""

@@ -15,6 +15,37 @@ class PersistAttempt:
 
 
 @dataclass(frozen=True)
+class CreatePreflight:
+    """Create the pod that looks at the checkpoint volume; an existing one of the same owner is success."""
+
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class DeletePod:
+    """Delete a preflight's pod, and only the one with this uid. Pods of a RayCluster are KubeRay's to delete."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class AskSave:
+    """Ask the driver for a save, and wait that long for it. Asked again, it waits for the same save."""
+
+    cluster: str
+    wait_seconds: float
+
+
+@dataclass(frozen=True)
+class ReleaseWorkers:
+    """Let a finished attempt's workers go and keep its head: GPUs are dear, and logs are on the head."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
 class CreateCluster:
     """Create the attempt's RayCluster; an existing one of the same owner is success."""
 
@@ -40,7 +71,7 @@ class DeleteCluster:
     uid: str
 
 
-Action = PersistAttempt | CreateCluster | SubmitDriver | DeleteCluster
+Action = PersistAttempt | CreatePreflight | DeletePod | CreateCluster | SubmitDriver | AskSave | ReleaseWorkers | DeleteCluster
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from rljob_api import names
 from rljob_api.progress import ProgressReport
 
 from .api import ApiUnreachableError, HttpAnswer, RayError, Transport
-from .world import Driver, DriverAnswer, DriverUnknown, Unreachable
+from .world import Driver, DriverAnswer, DriverUnknown, SaveAnswer, Unreachable
 
 _TIMEOUT_SECONDS = 5.0
 _LONGEST_BODY = 2**20
@@ -101,6 +101,17 @@ class Ray:
             return Unreachable(f"{answer.status}: {answer.body[:200]}")
         return read_report(answer.body)
 
+    async def save(self, namespace: str, cluster: str, wait_seconds: float) -> SaveAnswer | Unreachable:
+        """`POST /control/save?wait=` of the driver."""
+        path = f"{names.CONTROL_SAVE_PATH}?wait={wait_seconds:g}"
+        try:
+            answer = await self._transport("POST", namespace, names.head_service(cluster), names.PROGRESS_PORT, path)
+        except ApiUnreachableError as error:
+            return Unreachable(str(error))
+        if answer.status != 200:
+            return Unreachable(f"{answer.status}: {answer.body[:200]}")
+        return read_save(answer.body)
+
     async def last_report_in_logs(self, namespace: str, cluster: str, submission: str) -> ProgressReport | Unreachable:
         """`GET /api/jobs/<id>/logs`, and the last line that is a report."""
         try:
@@ -154,6 +165,23 @@ def read_driver(body: str) -> Driver | Unreachable:
     if code is not None and not 0 <= code <= 255:  # none that a process can have
         code, message = None, f"{message}\nRay reports exit code {code}"
     return Driver(details.status, code, message)
+
+
+class _Save(BaseModel):
+    """The part of the driver's answer to a save request that is used."""
+
+    accepted: bool = False
+    saved: bool = False
+    step: int | None = None
+
+
+def read_save(body: str) -> SaveAnswer | Unreachable:
+    """The driver's answer to a save request."""
+    try:
+        answer = _Save.model_validate_json(body)
+    except ValidationError:
+        return Unreachable(f"not what the driver answers: {body[:200]}")
+    return SaveAnswer(accepted=answer.accepted, saved=answer.saved, step=answer.step)
 
 
 def read_report(text: str) -> ProgressReport | Unreachable:

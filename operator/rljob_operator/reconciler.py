@@ -24,6 +24,7 @@ log = logging.getLogger("rljob.reconciler")
 
 _EVENT_SECONDS = 10.0
 _GAP_SECONDS = 60.0
+_WAITS_FOR_POD = "WaitForFirstConsumer"
 _TELLING = frozenset({"DeletedHeadPod", "DeletedWorkerPod"})
 
 
@@ -127,6 +128,8 @@ class Reconciler:
             stranger=notes.outcome.stranger,
             refusal=notes.outcome.refusal,
             submit_error=notes.outcome.submit_error,
+            save=notes.outcome.save,
+            preflight_image=self._settings.preflight_image,
             report=notes.report,
             heard=notes.heard,
             ended_since=notes.ended_since,
@@ -177,14 +180,25 @@ class Reconciler:
         verdict = judge_job(world)
         if verdict.spec is None or errors(verdict.findings):
             return world
-        claim = verdict.spec.checkpoint.volume.claim_name
-        modes = await self._kube.claim_modes(world.job.namespace, claim)
-        return replace(
+        name = verdict.spec.checkpoint.volume.claim_name
+        claim = await self._kube.claim(world.job.namespace, name)
+        world = replace(
             world,
-            claim_exists=modes is not None,
-            claim_modes=tuple(modes or ()),
+            claim_exists=claim is not None,
+            claim_modes=claim.modes if claim else (),
             kuberay_present=await self._kuberay_present(),
         )
+        if claim is None or claim.bound or not world.preflight_image:
+            return world
+        return await self._observe_unbound(world, name)
+
+    async def _observe_unbound(self, world: World, claim: str) -> World:
+        """Why a claim has no volume yet. Its class is not read (that right would be for the whole cluster): events tell."""
+        events = await self._kube.events_of(world.job.namespace, claim, "PersistentVolumeClaim")
+        newest = max(events, key=_event_time, default={})
+        if newest.get("reason") == _WAITS_FOR_POD:
+            return replace(world, claim_unused=True)
+        return replace(world, claim_wait=newest_warning(events) or "it is not bound to a volume yet")
 
     async def _clusters(self, job: Job) -> tuple[Cluster, ...]:
         """RayClusters from the server, for the same reason as pods; the last attempt's also where its label was taken off."""

@@ -27,8 +27,8 @@ log = logging.getLogger("rljob.operator")
 NEEDED = (
     *((verb, names.GROUP, names.PLURAL) for verb in ("get", "list", "watch")),
     ("patch", names.GROUP, f"{names.PLURAL}/status"),
-    *((verb, "ray.io", "rayclusters") for verb in ("get", "list", "watch", "create", "delete")),
-    *((verb, "", "pods") for verb in ("list", "watch")),
+    *((verb, "ray.io", "rayclusters") for verb in ("get", "list", "watch", "create", "patch", "delete")),
+    *((verb, "", "pods") for verb in ("list", "watch", "create", "delete")),
     ("get", "", "persistentvolumeclaims"),
     *((verb, "", "events") for verb in ("list", "create")),
 )

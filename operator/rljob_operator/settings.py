@@ -21,6 +21,8 @@ class Settings:
     """Namespaces to serve; empty means all."""
     ray_access: str = DIRECT
     """How Ray and the driver are reached: Direct, ApiServerProxy, or a URL with {service}, {namespace} and {port}."""
+    preflight_image: str = ""
+    """Image of the pods that look at checkpoint volumes (the operator's own); empty: drivers look themselves."""
     poll_seconds: float = 2.0
     """Time between two looks at a running driver."""
     status_seconds: float = 15.0
@@ -38,6 +40,10 @@ class Settings:
 _HELP = {
     "RLJOB_NAMESPACES": ("namespaces", "namespaces to serve, separated by commas; unset: all"),
     "RLJOB_RAY_ACCESS": ("ray_access", "Direct (in the cluster), ApiServerProxy (outside it) or a URL pattern"),
+    "RLJOB_PREFLIGHT_IMAGE": (
+        "preflight_image",
+        "image of the pods that look at checkpoint volumes (the operator's own); unset: drivers look themselves",
+    ),
     "RLJOB_POLL_SECONDS": ("poll_seconds", "time between two looks at a running driver"),
     "RLJOB_STATUS_SECONDS": ("status_seconds", "least time between two status writes that bring only new numbers"),
     "RLJOB_RESYNC_SECONDS": ("resync_seconds", "time between two complete listings"),
@@ -72,6 +78,8 @@ def _read(variable: str, name: str, text: str) -> object:
     match name:
         case "namespaces":
             return tuple(part for one in text.split(",") if (part := one.strip()))
+        case "preflight_image":
+            return text
         case "ray_access":
             if text in {DIRECT, API_SERVER_PROXY} or ("://" in text and "{service}" in text):
                 return text

@@ -94,6 +94,24 @@ class Cluster:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """The PersistentVolumeClaim that checkpoints go to."""
+
+    modes: tuple[str, ...]
+    bound: bool = True
+
+
+@dataclass(frozen=True)
+class SaveAnswer:
+    """What the driver answered to a save request."""
+
+    accepted: bool
+    saved: bool
+    """Whether the save that was asked for is complete."""
+    step: int | None = None
+
+
+@dataclass(frozen=True)
 class Pod:
     """A pod with this job's label."""
 
@@ -109,7 +127,21 @@ class Pod:
     trouble: str = ""
     """Why it does not start, in the kubelet's or the scheduler's words."""
     last_words: str = ""
-    """How its Ray container ended, or why it was evicted."""
+    """How its main container ended, or why it was evicted."""
+    uid: str = ""
+    attempt: str = ""
+    preflight: bool = False
+    """Whether it is a preflight's pod; then the fields below speak of its container, else of Ray's."""
+    exit_code: int | None = None
+    end_reason: str = ""
+    """The runtime's word for the end of the container: OOMKilled, Error, Completed."""
+    message: str = ""
+    """The container's termination message, as it wrote it."""
+    ended_at: datetime.datetime | None = None
+    disruption: str = ""
+    """Why Kubernetes itself ends it (reason of its DisruptionTarget condition); empty where it does not."""
+    spec_text: str = ""
+    """Of a preflight's pod: the job's spec that it was made for, as JSON."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +194,15 @@ class World:
     """None where this pass had no need to ask; likewise the two below."""
     claim_modes: tuple[str, ...] = ()
     """Access modes of the claim; empty where this pass had no need to ask."""
+    claim_wait: str = ""
+    """Why the claim is not bound yet, where this pass asked and its first pod will not bind it."""
+    claim_unused: bool = False
+    """Whether the claim waits for its first pod: then nothing can be on it."""
     kuberay_present: bool | None = None
+    preflight_image: str = ""
+    """Image of preflight pods; empty where the driver looks at the volume itself."""
+    save: SaveAnswer | Unreachable | None = None
+    """The answer to the last save request of this attempt."""
     driver: DriverAnswer | None = None
     report: ProgressReport | None = None
     """The newest report of this attempt, possibly from an earlier pass."""
@@ -192,6 +232,12 @@ class World:
         """The current attempt's cluster."""
         name = self.job.cluster_name
         return next((one for one in self.clusters if one.name == name and one.owner_uid == self.job.uid), None)
+
+    @property
+    def preflight(self) -> Pod | None:
+        """The current attempt's preflight pod."""
+        name = names.preflight_pod(self.job.name, self.job.status.attempt)
+        return next((one for one in self.pods if one.preflight and one.name == name and one.job_uid == self.job.uid), None)
 
     @property
     def used_volume(self) -> Volume | None:
@@ -276,11 +322,12 @@ def read_pod(obj: Mapping[str, Any]) -> Pod:
     """A pod with our label."""
     metadata, status = obj["metadata"], obj.get("status") or {}
     labels = metadata.get("labels") or {}
-    ours: Mapping[str, Any] = next(
-        (one for one in status.get("containerStatuses") or [] if one.get("name") == names.CONTAINER), {}
-    )
-    terminated = (ours.get("state") or {}).get("terminated")
+    preflight = labels.get(names.LABEL_COMPONENT) == names.COMPONENT_PREFLIGHT
+    container = names.PREFLIGHT_CONTAINER if preflight else names.CONTAINER
+    ours: Mapping[str, Any] = next((one for one in status.get("containerStatuses") or [] if one.get("name") == container), {})
+    terminated: Mapping[str, Any] | None = (ours.get("state") or {}).get("terminated")
     conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
+    disrupted = conditions.get("DisruptionTarget", {})
     return Pod(
         name=metadata["name"],
         cluster=labels.get(names.LABEL_RAY_CLUSTER, ""),
@@ -292,7 +339,32 @@ def read_pod(obj: Mapping[str, Any]) -> Pod:
         deleting="deletionTimestamp" in metadata,
         trouble=_trouble(status, conditions),
         last_words=_last_words(status, terminated),
+        uid=metadata.get("uid", ""),
+        attempt=labels.get(names.LABEL_ATTEMPT, ""),
+        preflight=preflight,
+        disruption=disrupted.get("reason", "Unknown") if disrupted.get("status") == "True" else "",
+        spec_text=(metadata.get("annotations") or {}).get(names.ANNOTATION_SPEC, "") if preflight else "",
+        **_end(terminated),
     )
+
+
+def _end(terminated: Mapping[str, Any] | None) -> dict[str, Any]:
+    if terminated is None:
+        return {}
+    finished = terminated.get("finishedAt")
+    return {
+        "exit_code": terminated.get("exitCode"),
+        "end_reason": terminated.get("reason", ""),
+        "message": terminated.get("message", ""),
+        "ended_at": parse_time(finished) if finished else None,
+    }
+
+
+def read_claim(obj: Mapping[str, Any]) -> Claim:
+    """A PersistentVolumeClaim."""
+    status = obj.get("status") or {}
+    given = status.get("accessModes") or (obj.get("spec") or {}).get("accessModes") or []
+    return Claim(tuple(str(mode) for mode in given), status.get("phase") == "Bound")
 
 
 _QUIET = frozenset({"ContainerCreating", "PodInitializing"})

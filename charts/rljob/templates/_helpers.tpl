@@ -67,12 +67,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 - apiGroups: [rljob.dev]
   resources: [rljobs/finalizers]
   verbs: [update]
+# patch: a finished run's workers go at once, its head stays for ttlSecondsAfterFinished.
 - apiGroups: [ray.io]
   resources: [rayclusters]
-  verbs: [get, list, watch, create, delete]
+  verbs: [get, list, watch, create, patch, delete]
+# create, delete: the pod that looks at the checkpoint volume before a RayCluster is made. Other pods are KubeRay's.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch]
+  verbs: [list, watch, create, delete]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get]

@@ -20,7 +20,7 @@ from rljob_operator.api import (
     RayError,
 )
 from rljob_operator.times import format_time
-from rljob_operator.world import Driver, DriverAnswer, DriverUnknown, Unreachable
+from rljob_operator.world import Claim, Driver, DriverAnswer, DriverUnknown, SaveAnswer, Unreachable
 
 from .builders import T0, UID, merge
 
@@ -41,6 +41,7 @@ class FakeCluster:
         self.clusters: dict[str, Object] = {}
         self.pods: dict[str, Object] = {}
         self.claims = {"copy-checkpoints"}
+        self.claims_bound = True
         self.kuberay = True
         self.events: list[Object] = []
         self.kube_events: list[Object] = []
@@ -186,9 +187,35 @@ class FakeCluster:
         self._request()
         return [copy.deepcopy(pod) for pod in self.pods.values()]
 
-    async def claim_modes(self, namespace: str, name: str) -> Sequence[str] | None:
+    async def claim(self, namespace: str, name: str) -> Claim | None:
         self._request()
-        return ["ReadWriteOnce"] if name in self.claims else None
+        return Claim(("ReadWriteOnce",), self.claims_bound) if name in self.claims else None
+
+    async def create_pod(self, manifest: Mapping[str, Any]) -> Object:
+        self._request()
+        name = manifest["metadata"]["name"]
+        if name in self.pods:
+            raise AlreadyExistsError(409, "AlreadyExists", name, "POST")
+        if self.clusters or self.pods:
+            raise BrokenError(f"{name} is created while {[*self.clusters, *self.pods]} exist")
+        obj = copy.deepcopy(dict(manifest))
+        obj["metadata"]["uid"] = f"uid-{name}-{self.version}"
+        obj["status"] = {"phase": "Pending"}
+        self.pods[name] = self._new(obj)
+        return copy.deepcopy(obj)
+
+    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+        self._request()
+        if name in self.pods and self.pods[name]["metadata"]["uid"] == uid:
+            del self.pods[name]
+
+    async def release_workers(self, namespace: str, name: str, uid: str) -> None:
+        self._request()
+        if name in self.clusters and self.clusters[name]["metadata"]["uid"] == uid:
+            self.clusters[name]["spec"]["workerGroupSpecs"][0]["replicas"] = 0
+            self._touch(self.clusters[name])
+            for pod in [one for one in self.pods if one.startswith(f"{name}-workers")]:
+                del self.pods[pod]
 
     async def kuberay_present(self) -> bool:
         self._request()
@@ -218,6 +245,8 @@ class FakeRay:
         self.reachable = True
         self.swallow_answers = 0
         self.busy = 0
+        self.saves: list[str] = []
+        self.save_answer = SaveAnswer(accepted=True, saved=True, step=1)
 
     async def driver(self, namespace: str, cluster: str, submission: str) -> DriverAnswer:
         if not self.reachable or cluster not in self._cluster.clusters:
@@ -243,6 +272,10 @@ class FakeRay:
     async def report(self, namespace: str, cluster: str) -> ProgressReport | Unreachable:
         found = self.reports.get(cluster)
         return found if found is not None and self.reachable else Unreachable("no route")
+
+    async def save(self, namespace: str, cluster: str, wait_seconds: float) -> SaveAnswer | Unreachable:
+        self.saves.append(cluster)
+        return self.save_answer if self.reachable else Unreachable("no route")
 
     async def last_report_in_logs(self, namespace: str, cluster: str, submission: str) -> ProgressReport | Unreachable:
         return self.logged.get(cluster) or Unreachable("no report in the driver's log")

@@ -43,10 +43,10 @@ def test_a_newer_attempt_supersedes_a_higher_step_of_an_older_one(tmp_path: Path
         (lambda path: (path / MANIFEST).write_text('{"ver'), "MANIFEST.json is malformed"),
         (lambda path: (path / MANIFEST).write_text("[]"), "MANIFEST.json is malformed"),
         (lambda path: (path / "weights" / "shard").write_bytes(b"x"), "weights/shard has 1 bytes, the manifest says 110"),
-        (lambda path: (path / "weights" / "shard").unlink(), "shard: No such file"),
+        (lambda path: (path / "weights" / "shard").unlink(), "weights/shard is missing"),
         (
             lambda path: (path / MANIFEST).write_text(json.dumps({"version": 9})),
-            "manifest version 9 is not 1",
+            "manifest version 9 is not 2",
         ),
     ],
 )

@@ -1,39 +1,59 @@
-"""Checkpoint directories: written aside, published by one rename, read only when complete.
+"""A run's directory on the volume: its checkpoints, who may write them, and which of them a resume may read.
 
-A checkpoint is `step-NNNNNN-tTTTTTT/` in the run directory. It is written as `.tmp-...`, every file is flushed to disk,
-`MANIFEST.json` is written last, and a rename makes it visible. A directory without a readable manifest, or whose files do
-not have the sizes that the manifest names, is not a checkpoint; it is passed over and named.
+A checkpoint is `step-NNNNNN-tTTTTTT/`. It is written as `.tmp-...`, every file is flushed to disk, `MANIFEST.json` is written
+last, and one rename makes it visible. What protects a run from a writer that was overtaken is on the reading side: only
+checkpoints on the newest token's lineage are read (`store.lineage`). A directory that is not what its manifest says is passed
+over and named, and never deleted.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
-import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-MANIFEST = "MANIFEST.json"
-MANIFEST_VERSION = 1
-_NAME = re.compile(r"step-(\d{6,})-t(\d{6,})")
-_TMP_PREFIX = ".tmp-"
+from rljob_workload.core.store import collector_files, survey, writing
+from rljob_workload.core.store.errors import CheckpointError, FencedError, FenceError, InvalidCheckpointError
+from rljob_workload.core.store.fence import Entry, Fence, Owner, read_fence, take_token
+from rljob_workload.core.store.filesystem import Files, OsFiles, make_durable_directory
+from rljob_workload.core.store.lineage import Name
+from rljob_workload.core.store.manifest import MANIFEST, MANIFEST_VERSION, Manifest
+from rljob_workload.core.store.survey import Choice, Judged
+from rljob_workload.core.store.verify import Level, verify
+from rljob_workload.core.store.writing import Origin
 
-
-class CheckpointError(Exception):
-    """A checkpoint that cannot be written or read."""
+__all__ = [
+    "MANIFEST",
+    "MANIFEST_VERSION",
+    "Checkpoint",
+    "CheckpointError",
+    "Choice",
+    "FenceError",
+    "FencedError",
+    "InvalidCheckpointError",
+    "Judged",
+    "Level",
+    "Manifest",
+    "Origin",
+    "Owner",
+    "RunDirectory",
+    "open_checkpoint",
+    "read_checkpoint",
+    "write_json",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One published checkpoint."""
+    """One published checkpoint. `state["collector"]` is the collector's snapshot."""
 
     path: Path
     step: int
     token: int
     state: Mapping[str, Any]
+    manifest: Manifest | None = field(default=None, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -41,114 +61,108 @@ class Checkpoint:
         return self.path.name
 
 
-def checkpoint_name(step: int, token: int) -> str:
-    """The directory name of a checkpoint."""
-    return f"step-{step:06d}-t{token:06d}"
-
-
 class RunDirectory:
     """The directory of one run on the volume."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, files: Files | None = None) -> None:
         self.root = root
+        self.files: Files = files or OsFiles(root)
 
     def create(self) -> None:
         """Make the directory; names the path when the volume does not allow it."""
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            make_durable_directory(self.root)
         except OSError as err:
             raise CheckpointError(f"cannot create the run directory {self.root}: {err.strerror or err}") from err
+
+    # ---- tokens -----------------------------------------------------------------------------
+
+    def fence(self) -> Fence:
+        """All tokens taken in this directory. Raises FenceError."""
+        return read_fence(self.files)
+
+    def take_token(self, owner: Owner, resumed_from: str | None, source: str | None = None, time: str = "") -> Entry:
+        """Become the writer, going on from the checkpoint of that name (see `store.fence.take_token`)."""
+        return take_token(self.files, owner, resumed_from, source, time)
+
+    def require(self, token: int) -> None:
+        """Raises FencedError when a newer token has been taken."""
+        self.fence().require(token)
 
     # ---- writing ----------------------------------------------------------------------------
 
     def begin(self, step: int, token: int) -> Path:
-        """A fresh directory to write one checkpoint into."""
-        tmp = self.root / f"{_TMP_PREFIX}{checkpoint_name(step, token)}"
-        shutil.rmtree(tmp, ignore_errors=True)
+        """A fresh directory to write one checkpoint into. Raises FencedError, CheckpointError."""
+        return self.root / writing.begin(self.files, Name(step, token))
+
+    def publish(self, tmp: Path, step: int, token: int, state: Mapping[str, Any], origin: Origin | None = None) -> Checkpoint:
+        """Flush everything, write the manifest last and make the checkpoint visible with one rename.
+
+        `state["collector"]` goes to files of its own. Raises FencedError when the token has been overtaken, CheckpointError
+        when the volume does not take it; what was saved before stays as it is.
+        """
+        name = Name(step, token)
+        if tmp.parent != self.root:
+            raise CheckpointError(f"{tmp} was not begun in {self.root}")
         try:
-            tmp.mkdir(parents=True)
+            manifest = writing.publish(self.files, tmp.name, name, state, origin or Origin())
         except OSError as err:
-            raise CheckpointError(f"cannot write a checkpoint in {self.root}: {err.strerror or err}") from err
-        return tmp
+            raise CheckpointError(f"cannot write the checkpoint {self.root / str(name)}: {_reason(err)}") from err
+        return Checkpoint(self.root / str(name), step, token, state, manifest)
 
-    def publish(self, tmp: Path, step: int, token: int, state: Mapping[str, Any]) -> Checkpoint:
-        """Flush everything, write the manifest last and make the checkpoint visible with one rename."""
-        final = self.root / checkpoint_name(step, token)
-        files = sorted(p for p in tmp.rglob("*") if p.is_file())
-        manifest = {
-            "version": MANIFEST_VERSION,
-            "step": step,
-            "token": token,
-            "files": {p.relative_to(tmp).as_posix(): p.stat().st_size for p in files},
-            "state": state,
-        }
+    def prune(self, keep_last: int, token: int | None = None) -> list[str]:
+        """Remove checkpoints beyond the newest `keep_last` valid ones of the lineage. Returns the removed names.
+
+        Nothing goes before `token` has a valid save of its own; an overtaken writer removes nothing (FencedError).
+        """
         try:
-            for path in files:
-                _fsync(path)
-            _write_durably(tmp / MANIFEST, json.dumps(manifest, separators=(",", ":"), allow_nan=False))
-            for directory in [p for p in tmp.rglob("*") if p.is_dir()] + [tmp]:
-                _fsync(directory)
-            if final.exists():
-                shutil.rmtree(final)
-            tmp.rename(final)
-            _fsync(self.root)
+            return writing.prune(self.files, keep_last, token)
         except OSError as err:
-            raise CheckpointError(f"cannot write the checkpoint {final}: {err.strerror or err}") from err
-        return Checkpoint(final, step, token, state)
+            raise CheckpointError(f"cannot remove an old checkpoint in {self.root}: {_reason(err)}") from err
 
-    def prune(self, keep_last: int) -> list[str]:
-        """Remove all but the newest complete checkpoints, and what dead writers left. Returns the removed names."""
-        complete = [c for c in self._candidates() if isinstance(read_checkpoint(c), Checkpoint)]
-        doomed = complete[: max(0, len(complete) - max(1, keep_last))]
-        for path in doomed:
-            # Renamed away first, so that a crash half-way leaves no directory that looks like a checkpoint.
-            gone = path.with_name(f"{_TMP_PREFIX}gone-{path.name}")
-            path.rename(gone)
-            shutil.rmtree(gone)
-        return [path.name for path in doomed]
-
-    def remove_unfinished(self) -> list[str]:
-        """Remove what writers of earlier attempts left unfinished."""
-        left = [p for p in self.root.iterdir() if p.name.startswith(_TMP_PREFIX)] if self.root.is_dir() else []
-        for path in left:
-            shutil.rmtree(path)
-        return sorted(path.name for path in left)
+    def remove_unfinished(self, token: int | None = None) -> list[str]:
+        """Remove what writers of older tokens left unfinished. Returns the removed names."""
+        try:
+            return writing.remove_unfinished(self.files, token)
+        except OSError as err:
+            raise CheckpointError(f"cannot remove what is unfinished in {self.root}: {_reason(err)}") from err
 
     # ---- reading ----------------------------------------------------------------------------
 
-    def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest complete checkpoint, and why newer ones were passed over."""
-        passed_over: list[str] = []
-        for path in reversed(self._candidates()):
-            found = read_checkpoint(path)
-            if isinstance(found, Checkpoint):
-                return found, passed_over
-            passed_over.append(found)
-        return None, passed_over
+    def choose(self, level: Level = "Sizes", unloadable: str = "") -> Choice:
+        """The newest valid checkpoint on the lineage and why others were passed over. Reads no state but manifests."""
+        return survey.choose(self.files, level, unloadable)
 
-    def _candidates(self) -> list[Path]:
-        """Whatever is named like a checkpoint, oldest first (token before step: a newer attempt supersedes)."""
-        if not self.root.is_dir():
-            return []
-        named = [(m, p) for p in self.root.iterdir() if (m := _NAME.fullmatch(p.name))]
-        return [p for _, p in sorted(named, key=lambda mp: (int(mp[0][2]), int(mp[0][1])))]
+    def judge_all(self, level: Level = "Sizes") -> list[Judged]:
+        """Every directory that is named like a checkpoint, newest first."""
+        return survey.judge_all(self.files, level)
+
+    def load(self, name: str, level: Level = "Sizes", *, buffer: bool = True) -> Checkpoint:
+        """One checkpoint with its state, verified. Raises InvalidCheckpointError.
+
+        Without `buffer` the finished groups are left out of `state["collector"]`.
+        """
+        manifest = verify(self.files, name, level)
+        return _with_state(self.files, self.root / name, name, manifest, buffer=buffer)
+
+    def newest(self, level: Level = "Sizes") -> tuple[Checkpoint | None, list[str]]:
+        """The newest valid checkpoint of the lineage, and why newer ones were passed over."""
+        choice = self.choose(level)
+        passed_over = [f"{one.name}: {one.why}" for one in choice.passed_over]
+        return (self.load(choice.name, level) if choice.name else None), passed_over
+
+
+def open_checkpoint(path: Path, level: Level = "Sizes", *, buffer: bool = True) -> Checkpoint:
+    """The checkpoint in a directory, wherever it is. Raises InvalidCheckpointError."""
+    return RunDirectory(path.parent).load(path.name, level, buffer=buffer)
 
 
 def read_checkpoint(path: Path) -> Checkpoint | str:
     """The checkpoint in a directory, or what is wrong with it."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        if manifest["version"] != MANIFEST_VERSION:
-            return f"{path.name}: manifest version {manifest['version']!r} is not {MANIFEST_VERSION}"
-        for name, size in manifest["files"].items():
-            actual = (path / name).stat().st_size
-            if actual != size:
-                return f"{path.name}: {name} has {actual} bytes, the manifest says {size}"
-        return Checkpoint(path, int(manifest["step"]), int(manifest["token"]), dict(manifest["state"]))
-    except OSError as err:
-        return f"{path.name}: {Path(err.filename or path).name}: {err.strerror or err}"
-    except (ValueError, KeyError, TypeError, AttributeError) as err:
-        return f"{path.name}: {MANIFEST} is malformed: {type(err).__name__}: {err}"
+        return open_checkpoint(path)
+    except InvalidCheckpointError as err:
+        return str(err)
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -158,16 +172,20 @@ def write_json(path: Path, data: Any) -> None:
     tmp.replace(path)
 
 
-def _write_durably(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+def _with_state(files: Files, path: Path, name: str, manifest: Manifest, *, buffer: bool) -> Checkpoint:
+    def read(file: str) -> bytes:
+        return files.read(f"{name}/{file}", manifest.files[file].size)
 
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+    file = collector_files.COLLECTOR
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        collector = collector_files.from_files(read, manifest.files, buffer=buffer)
+    except OSError as err:
+        raise InvalidCheckpointError(name, err.filename or file, err.strerror or str(err)) from err
+    except (ValueError, KeyError, RecursionError) as err:
+        raise InvalidCheckpointError(name, file, f"is malformed: {err}") from err
+    state = dict(manifest.state) if collector is None else {**manifest.state, "collector": collector}
+    return Checkpoint(path, manifest.step, manifest.token, state, manifest)
+
+
+def _reason(err: OSError) -> str:
+    return f"{err.filename}: {err.strerror or err}" if err.filename else str(err.strerror or err)

@@ -7,12 +7,19 @@ the attention stand-ins are needed.
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
 import os
+import re
 
 import torch
+import torch.distributed as dist
 
+from rljob_workload.core.handover import HandoverError, HandoverTimeoutError
 from rljob_workload.megatron.errors import DeviceError
+
+#: How much longer than rank 0 the others wait: only rank 0 learns who is absent, so it must be the first to say.
+_RANK_0_FIRST_SECONDS = 5.0
 
 
 def kind() -> str:
@@ -73,3 +80,43 @@ def check_transformer_engine() -> None:
             "Transformer Engine is installed but cannot be imported "
             f"({type(err).__name__}: {err}); install it whole (extra `gpu`) or uninstall every transformer-engine package"
         ) from err
+
+
+class RankBarrier:
+    """Where all ranks meet during a hand-over: on a gloo group of its own, beside every communicator of the model.
+
+    A barrier on those would be one more collective among the ones that it is to keep apart, and could not say who is absent.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        """Collective: every rank makes one, once. `seconds`: longest wait for the last rank."""
+        self._seconds = seconds
+        self._limit = datetime.timedelta(seconds=seconds)
+        alone = dist.get_world_size() == 1
+        limit = datetime.timedelta(seconds=seconds + _RANK_0_FIRST_SECONDS)
+        self._group = None if alone else dist.new_group(backend="gloo", timeout=limit)
+
+    def wait(self, phase: str) -> None:
+        """Return when all ranks are here. Raises HandoverTimeoutError, or HandoverError when a rank is gone."""
+        if self._group is None:
+            return
+        try:
+            dist.monitored_barrier(self._group, timeout=self._limit, wait_all_ranks=True)
+        except RuntimeError as err:
+            raise self._explained(phase, str(err)) from err
+
+    def _explained(self, phase: str, text: str) -> HandoverError:
+        absent = re.search(r"Ranks? ([\d, ]+) failed to pass", text)
+        if absent:
+            return HandoverTimeoutError(phase, tuple(map(int, absent[1].split(","))), self._seconds)
+        if "Timed out" in text:
+            return HandoverTimeoutError(phase, (0,), self._seconds)
+        return HandoverError(f"rank {dist.get_rank()} lost another rank at the hand-over ({phase}): {' '.join(text.split())}")
+
+
+def ranks_where(flag: bool) -> list[int]:
+    """The ranks on which the flag is set; the same answer everywhere. Collective over all ranks."""
+    mine = torch.tensor([int(flag)], device=current())
+    flags = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(flags, mine)
+    return [rank for rank, value in enumerate(flags) if int(value)]

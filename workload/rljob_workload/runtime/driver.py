@@ -16,26 +16,19 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from rljob_api.exitcodes import ExitCode
-from rljob_api.names import run_directory
-from rljob_api.progress import (
-    CheckpointInfo,
-    Finished,
-    Resume,
-    RolledBack,
-)
-from rljob_workload.core.checkpoint import Checkpoint, CheckpointError, RunDirectory
-from rljob_workload.core.rollouts import RestoreReport, StepInfo
-from rljob_workload.core.source import SourceError
+from rljob_api.progress import Finished
+from rljob_workload.core.checkpoint import CheckpointError, RunDirectory
+from rljob_workload.core.rollouts import StepInfo
 from rljob_workload.environments import load_environment
-from rljob_workload.megatron.errors import WeightsError
 from rljob_workload.runtime import launch, preflight
 from rljob_workload.runtime.calls import Calls
 from rljob_workload.runtime.collector import Taken
-from rljob_workload.runtime.errors import RunError, cause_line
+from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.metrics import MetricsFile
 from rljob_workload.runtime.progress import Progress, utc_now
-from rljob_workload.runtime.prompts import cap_report, resume_totals, too_many_skipped
+from rljob_workload.runtime.prompts import cap_report, too_many_skipped
 from rljob_workload.runtime.rank import RankStep
+from rljob_workload.runtime.resume import checkpoint_info, newest_checkpoint, resume
 from rljob_workload.runtime.settings import Attempt
 from rljob_workload.runtime.step import Phases, Totals, metrics_line, prompt_counts, validation_prompts
 from rljob_workload.runtime.stop import StopSignal
@@ -92,7 +85,7 @@ class Driver:
         self._directory.create()
         for name in self._directory.remove_unfinished():
             log.info("removed the unfinished %s of an earlier attempt", name)
-        found = self._newest()
+        found = newest_checkpoint(self._directory, self._spec.algorithm.grpo.steps)
         self._actors = launch.launch(self._attempt, spread=self._spread)
         placed = time.monotonic()
         self._progress.update(phase="Loading")
@@ -101,7 +94,8 @@ class Driver:
         address = self._calls().get(ranks[0].address.remote(), deadline, "rank 0 did not name its address")
         self._calls().get([rank.setup.remote(address) for rank in ranks], deadline, "the ranks did not get ready")
         loaded = time.monotonic()
-        resumed = self._resume(found)
+        resumed = resume(self._calls(), found, self._attempt, self._totals, self._metrics.last)
+        self._version = resumed.version
         self._calls().get(
             self._actors.collector.start.remote(self._actors.replicas, self._version), deadline, "the collector hangs"
         )
@@ -111,7 +105,7 @@ class Driver:
         status = self._calls().get(self._calls().collector.status.remote(), deadline, "the collector does not answer")
         # One update: a report that names what it resumed from also has the prompts of then.
         self._progress.update(
-            phase="Generating", prompts=prompt_counts(status), in_flight_prompts=cap_report(status["cap"]), **resumed
+            phase="Generating", prompts=prompt_counts(status), in_flight_prompts=cap_report(status["cap"]), **resumed.report
         )
         if why := too_many_skipped(self._spec, status):
             raise RunError(ExitCode.SKIPPED_TOO_MANY, why)
@@ -248,78 +242,8 @@ class Driver:
         }
         saved = self._directory.publish(tmp, step, token, state)
         self._directory.prune(self._spec.checkpoint.keep_last)
-        self._progress.update(checkpoint=self._checkpoint_info(saved))
+        self._progress.update(checkpoint=checkpoint_info(self._attempt, saved))
         log.info("step %d: saved %s", step, saved.name)
-
-    def _checkpoint_info(self, checkpoint: Checkpoint) -> CheckpointInfo:
-        path = f"{run_directory(self._attempt.namespace, self._attempt.name)}/{checkpoint.name}"
-        return CheckpointInfo(step=checkpoint.step, path=path, verified_time=utc_now())
-
-    def _newest(self) -> Checkpoint | None:
-        """The checkpoint to go on from, found before anything is started; None only where there has never been one."""
-        found, passed_over = self._directory.newest()
-        for why in passed_over:
-            log.warning("passed over: %s", why)
-        preflight.check_resumable(found, passed_over, self._directory.root, self._spec.algorithm.grpo.steps)
-        return found
-
-    def _resume(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
-        """Go on from a checkpoint, if there is one. Returns what the report says of it."""
-        before = self._metrics.last
-        self._totals.elapsed_before = before.elapsed_seconds
-        if checkpoint is None:
-            log.info("no checkpoint in %s: starting from scratch", self._directory.root)
-            rolled_back = self._rolled_back(before.step, before.trained_prompts)
-            return {"resume": Resume(from_step=0), "rolled_back": rolled_back}
-        try:
-            report = self._load(checkpoint)
-        except (KeyError, TypeError, ValueError, RayTaskError) as err:
-            cause = err.cause if isinstance(err, RayTaskError) else err
-            why = str(cause) if isinstance(cause, WeightsError) else f"{type(cause).__name__}: {cause}"
-            raise RunError(
-                ExitCode.BAD_DATA if isinstance(cause, SourceError) else ExitCode.CHECKPOINT_UNLOADABLE,
-                f"cannot resume from {checkpoint.path}: {cause_line(why)}",
-            ) from err
-        log.info(
-            "resumed from %s: %d prompts handed out before, %d finished groups restored, %d handed out again (first: %s)",
-            checkpoint.name, report.handed_out, report.restored_groups, len(report.rehanded), report.rehanded[:8],
-        )  # fmt: skip
-        return {
-            "step": checkpoint.step,
-            "checkpoint": self._checkpoint_info(checkpoint),
-            "consumed_samples": self._totals.consumed_samples,
-            "rolled_back": self._rolled_back(
-                max(0, before.step - checkpoint.step), max(0, before.trained_prompts - self._trained())
-            ),
-            "resume": Resume(
-                from_step=checkpoint.step,
-                handed_out_before=report.handed_out,
-                restored_groups=report.restored_groups,
-                rehanded=len(report.rehanded),
-            ),
-        }
-
-    def _load(self, checkpoint: Checkpoint) -> RestoreReport:
-        deadline = self._spec.deadlines.first_step_seconds
-        resume_totals(self._totals, checkpoint, self._spec)
-        restore = self._calls().collector.restore.remote(
-            checkpoint.state.get("collector"), checkpoint.step, self._totals.trained_prompts
-        )
-        report: RestoreReport = self._calls().get(restore, deadline, "the collector does not restore")
-        for warning in report.warnings:
-            log.warning("%s", warning)
-        arguments = (str(checkpoint.path), checkpoint.step)
-        self._calls().ranks("load", deadline, ExitCode.CHECKPOINT_UNLOADABLE, *arguments)
-        self._version = checkpoint.step
-        return report
-
-    def _rolled_back(self, steps: int, prompts: int) -> RolledBack:
-        if steps or prompts:
-            log.info("rolled back: %d steps, %d prompts; they are handed out again", steps, prompts)
-        return RolledBack(steps=steps, prompts=prompts)
-
-    def _trained(self) -> int:
-        return self._totals.trained_prompts
 
     def _calls(self) -> Calls:
         """The actors, once they are there."""

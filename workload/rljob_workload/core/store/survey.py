@@ -1,0 +1,103 @@
+"""Which checkpoint a resume reads: the newest valid one on the lineage of the newest token. What is passed over is named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rljob_workload.core.store.errors import CheckpointError, InvalidCheckpointError
+from rljob_workload.core.store.fence import Fence, read_fence
+from rljob_workload.core.store.filesystem import Files, entries_or_none
+from rljob_workload.core.store.lineage import Lineage, Name
+from rljob_workload.core.store.manifest import Manifest, read_manifest
+from rljob_workload.core.store.verify import Level, verified_level, verify
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A checkpoint that is not read."""
+
+    name: str
+    why: str
+    #: False: another writer's, which was overtaken; its content was not looked at.
+    on_lineage: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a resume goes on from."""
+
+    #: The checkpoint's name; None: from scratch.
+    name: str | None
+    manifest: Manifest | None
+    #: How it was verified.
+    level: Level
+    #: Newest first.
+    passed_over: tuple[PassedOver, ...]
+    fence: Fence
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One directory that is named like a checkpoint."""
+
+    name: Name
+    on_lineage: bool
+    #: None when it has none that can be read.
+    manifest: Manifest | None
+    level: Level
+    #: Why it is not valid, or not read; "" otherwise.
+    why: str
+
+
+def choose(files: Files, level: Level, unloadable: str = "") -> Choice:
+    """The newest valid checkpoint on the lineage; `unloadable` is passed over, and looked at wholly to say what is wrong.
+
+    Raises CheckpointError when the directory or the fence cannot be read.
+    """
+    fence = read_fence(files)
+    lineage = fence.lineage
+    passed_over: list[PassedOver] = []
+    for name in candidates(files, lineage):
+        if not lineage.admits(name):
+            passed_over.append(PassedOver(str(name), lineage.why_not(name), on_lineage=False))
+            continue
+        failed = str(name) == unloadable
+        try:
+            manifest = verify(files, str(name), "Full" if failed else level)
+        except InvalidCheckpointError as err:
+            passed_over.append(PassedOver(str(name), err.why))
+            continue
+        if failed:
+            passed_over.append(
+                PassedOver(str(name), "the last attempt could not load it, though every byte is as it was written")
+            )
+            continue
+        return Choice(str(name), manifest, verified_level(manifest, level), tuple(passed_over), fence)
+    return Choice(None, None, level, tuple(passed_over), fence)
+
+
+def judge_all(files: Files, level: Level) -> list[Judged]:
+    """All of them, newest first."""
+    lineage = read_fence(files).lineage
+    return [_judge(files, name, lineage, level) for name in candidates(files, lineage)]
+
+
+def _judge(files: Files, name: Name, lineage: Lineage, level: Level) -> Judged:
+    on_lineage = lineage.admits(name)
+    why = "" if on_lineage else lineage.why_not(name)
+    manifest: Manifest | None = None
+    try:
+        manifest = read_manifest(files, str(name))
+        verify(files, str(name), level)
+    except InvalidCheckpointError as err:
+        return Judged(name, on_lineage, manifest, level, err.why)
+    return Judged(name, on_lineage, manifest, verified_level(manifest, level), why)
+
+
+def candidates(files: Files, lineage: Lineage) -> list[Name]:
+    """Whatever is named like a checkpoint, newest first. Raises CheckpointError."""
+    try:
+        found = entries_or_none(files, "")
+    except OSError as err:
+        raise CheckpointError(f"cannot read the run's directory: {err.filename}: {err.strerror or err}") from err
+    return sorted((name for text in found if (name := Name.parse(text))), key=lineage.order, reverse=True)
