@@ -67,6 +67,10 @@ def prepare_attention() -> None:
         from rljob_workload.megatron.shim import attention
 
         attention.install()
+    if kind() == "cpu":
+        from rljob_workload.megatron.shim import admission
+
+        admission.install()
 
 
 def check_transformer_engine() -> None:

@@ -7,7 +7,6 @@ ranks of one replica step their engines in lockstep, without a coordinator proce
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -176,8 +175,15 @@ class ResidentEngine:
 
 def _limited(params: Any, tokens: int) -> Any:
     """The same sampling, with another length."""
-    other = copy.copy(params)
+    other = _copied(params)
     other.num_tokens_to_generate = tokens
+    return other
+
+
+def _copied(params: Any) -> Any:
+    """`copy.copy` takes a way of 30 microseconds through pickling; this is done for every answer."""
+    other = object.__new__(type(params))
+    other.__dict__.update(params.__dict__)
     return other
 
 
@@ -198,7 +204,7 @@ def _sampling_params(settings: EngineSettings, *, greedy: bool) -> Any:
         """The engine deep-copies a request's parameters twice; ours hold plain values only."""
 
         def __deepcopy__(self, memo: dict[int, Any]) -> SharedSamplingParams:
-            return copy.copy(self)
+            return _copied(self)
 
     return SharedSamplingParams(
         num_tokens_to_generate=settings.new_tokens,
