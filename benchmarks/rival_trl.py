@@ -191,9 +191,8 @@ def tokenizer(vocab: int) -> object:
     core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     core.decoder = decoders.Fuse()
     core.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", padding_side="left"
-    )
+    special = {f"{name}_token": f"<{name}>" for name in ("pad", "bos", "eos")}
+    return PreTrainedTokenizerFast(tokenizer_object=core, padding_side="left", **special)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ class Request:
     tag: tuple[int, int]
     tokens: tuple[int, ...]
     answers: int
-    #: New tokens of each answer, where they differ from the job's limit (benchmarks and tests impose lengths so); empty: that limit.
+    #: New tokens of each answer at most, where benchmarks and tests impose lengths; empty: the job's limit for all.
     limits: tuple[int, ...] = ()
 
 

@@ -203,7 +203,7 @@ def _sampling_params(settings: EngineSettings, *, greedy: bool) -> Any:
     class SharedSamplingParams(SamplingParams):  # type: ignore[misc,unused-ignore]
         """The engine deep-copies a request's parameters twice; ours hold plain values only."""
 
-        def __deepcopy__(self, memo: dict[int, Any]) -> SharedSamplingParams:
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
             return _copied(self)
 
     return SharedSamplingParams(

@@ -51,7 +51,7 @@ def schedule(engine: Any) -> None:
 
 def _is_whole(request: Any) -> bool:
     """Whether nothing of the prompt has been read yet."""
-    return request.finished_chunk_token_count == 0 and request.remaining_prompt_length > 0
+    return bool(request.finished_chunk_token_count == 0 and request.remaining_prompt_length > 0)
 
 
 def _admissible(engine: Any) -> list[Any]:

@@ -87,6 +87,20 @@ def install() -> None:
     attention.is_fa_min_version = lambda *_, **__: True
     attention.HAVE_FA3 = attention.HAVE_FA4 = False
     dynamic_context.triton_append_key_value_cache = None
+    _clear_new_caches(dynamic_context.DynamicInferenceContext)
+
+
+def _clear_new_caches(context: Any) -> None:
+    """Memory that nobody has written may hold NaN, and a masked NaN is still one: a cache starts as zeros."""
+    allocate = context._allocate_memory_buffer
+    if allocate.__name__ == "cleared":
+        return
+
+    def cleared(self: Any) -> None:
+        allocate(self)
+        self.memory_buffer.zero_()
+
+    context._allocate_memory_buffer = cleared
 
 
 def _require_plain(window_size: tuple[int, int], extra_output: bool, block_table: Tensor | None) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 _WORTH = 1 << 20
 
 _real_matmul = torch.matmul
-_usable = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+_usable: bool = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def matmul(a: Tensor, b: Tensor, **rest: Any) -> Tensor:

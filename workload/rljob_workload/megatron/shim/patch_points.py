@@ -37,6 +37,9 @@ POINTS = (
     PatchPoint("megatron.core.transformer.attention", "HAVE_FA3"),
     PatchPoint("megatron.core.transformer.attention", "HAVE_FA4"),
     PatchPoint("megatron.core.inference.contexts.dynamic_context", "triton_append_key_value_cache"),
+    PatchPoint(
+        "megatron.core.inference.contexts.dynamic_context", "DynamicInferenceContext._allocate_memory_buffer", ("self",)
+    ),
     PatchPoint("megatron.core.optimizer.distrib_optimizer", "HAVE_APEX_OR_TE"),
     PatchPoint(
         "megatron.core.optimizer.distrib_optimizer",
@@ -50,7 +53,9 @@ POINTS = (
     ),
     PatchPoint("megatron.core.dist_checkpointing.strategies.filesystem_async", "_results_queue"),
     PatchPoint("megatron.core.inference.engines.dynamic_engine", "DynamicInferenceEngine.step_modern", ("self",)),
-    PatchPoint("megatron.core.inference.engines.dynamic_engine", "DynamicInferenceEngine.schedule_non_chunked_prefill", ("self",)),
+    PatchPoint(
+        "megatron.core.inference.engines.dynamic_engine", "DynamicInferenceEngine.schedule_non_chunked_prefill", ("self",)
+    ),
     # `admission` leaves the state that these three leave.
     PatchPoint(
         "megatron.core.inference.contexts.dynamic_context",

@@ -222,7 +222,7 @@ def _patch_tensor() -> None:
         linear = sys._getframe(1).f_globals.get("__name__") == _LINEAR
         return gemm.matmul(self, other) if linear else real_matmul(self, other)
 
-    torch.Tensor.matmul = matmul  # type: ignore[method-assign]
+    torch.Tensor.matmul = matmul  # type: ignore[method-assign,assignment]
     torch.Tensor.type = type_  # type: ignore[assignment]
     torch.Tensor.cuda = cuda  # type: ignore[method-assign,assignment]
     torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign,assignment]
