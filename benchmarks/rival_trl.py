@@ -187,7 +187,7 @@ def tokenizer(vocab: int) -> object:
 
     ids = {"<pad>": 0, "<bos>": 1, "<eos>": 2} | {c: i for i, c in enumerate(CHARACTERS, start=3)}
     ids |= {f"<{i}>": i for i in range(len(ids), vocab)}
-    core = Tokenizer(models.WordLevel(ids, unk_token="<pad>"))
+    core = Tokenizer(models.WordLevel(ids, unk_token="<pad>"))  # noqa: S106 - a token of the vocabulary
     core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     core.decoder = decoders.Fuse()
     core.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
