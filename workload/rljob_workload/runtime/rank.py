@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rljob_api.spec import RLJobSpec
 from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request, TrainBatch, TrainStats
 from rljob_workload.data.builtin import load_builtin
+from rljob_workload.runtime.concurrency import control
 from rljob_workload.runtime.logs import log_to_file
 
 if TYPE_CHECKING:
@@ -199,6 +200,7 @@ class Rank:
 
     # ---- reading ----------------------------------------------------------------------------
 
+    @control
     def status(self) -> dict[str, Any]:
         """Where this rank is; answers while work is going on."""
         from rljob_workload.megatron.engine import engines_built
