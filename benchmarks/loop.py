@@ -25,6 +25,7 @@ from rljob_workload.algorithm.batch import Answer, Request, TrainBatch
 from rljob_workload.core.rollouts import StepInfo
 from rljob_workload.data.builtin import load_builtin
 from rljob_workload.environments import load_environment
+from rljob_workload.megatron import device
 from rljob_workload.megatron.engine import ResidentEngine
 from rljob_workload.megatron.policy import Policy, init_process_groups, quiet_megatron
 from rljob_workload.megatron.settings import engine_settings, model_settings
@@ -116,6 +117,7 @@ class Loop:
         self.engine = ResidentEngine(self.policy, engine_settings(self.spec, task), task.tokenizer)
         self.rollouts = build_rollouts(self.spec, task)
         self._environment = load_environment("exactMatch", fixed_length=task.eos is None)
+        device.settle()  # as a rank does
 
     def step(self) -> None:
         """One training step."""

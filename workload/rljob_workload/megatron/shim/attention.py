@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
@@ -91,14 +92,23 @@ def install() -> None:
 
 
 def _clear_new_caches(context: Any) -> None:
-    """Memory that nobody has written may hold NaN, and a masked NaN is still one: a cache starts as zeros."""
+    """Memory that nobody has written may hold NaN, and a masked NaN is still one: a cache starts as zeros.
+
+    They come from the system unwritten, so that what no request has used yet takes no memory; a cache that is moved out and
+    back (mode Offload) must be torch's own.
+    """
     allocate = context._allocate_memory_buffer
     if allocate.__name__ == "cleared":
         return
 
     def cleared(self: Any) -> None:
         allocate(self)
-        self.memory_buffer.zero_()
+        buffer = self.memory_buffer
+        if self.kv_cache_management_mode.value == "offload":
+            buffer.zero_()
+        else:
+            zeros = torch.from_numpy(numpy.zeros(buffer.nbytes, numpy.uint8))
+            self.memory_buffer = zeros.view(buffer.dtype).view(buffer.shape)
 
     context._allocate_memory_buffer = cleared
 
