@@ -25,7 +25,7 @@ def test_a_result_has_the_documented_form(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_part_that_fails_is_an_error_with_its_words() -> None:
-    with pytest.raises(BenchError, match="the part ended with 1: .*no_such_module"):
+    with pytest.raises(BenchError, match=r"the part ended with 1: .*no_such_module"):
         child("the part", python("benchmarks.no_such_module"), 60)
 
 
