@@ -17,6 +17,9 @@ from benchmarks.results import ROOT, BenchError, environment
 
 #: Seconds between two looks at the run.
 LOOK = 0.2
+#: Kinds of processes: ours by the beginning of their command lines, and Ray's daemons.
+OURS = {"rank": "ray::Rank", "collector": "ray::Collector"}
+KINDS = (*OURS, "driver", "ray")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class Watched:
     lines: list[dict[str, Any]]
     #: Seconds from the command to its end.
     wall: float
-    #: CPU seconds from the first line at or after `warm_up` to the last, by kind: `ours` (driver, collector, ranks), `ray`.
+    #: CPU seconds from the first line at or after `warm_up` to the last, by kind of process (`KINDS`).
     cpu: dict[str, float]
     #: Steps between the two looks.
     steps: int
@@ -67,7 +70,7 @@ def _looks(
         if step and (not found or step > found[-1][0]):
             cpu = _cpu(root)
             # The end of a run takes processes away, and their time with them.
-            if cpu is not None and (not found or cpu["ours"] >= found[-1][1]["ours"]):
+            if cpu is not None and (not found or all(cpu[kind] >= found[-1][1][kind] for kind in KINDS)):
                 found.append((step, cpu))
         time.sleep(LOOK)
     return found
@@ -75,13 +78,15 @@ def _looks(
 
 def _cpu(root: psutil.Process) -> dict[str, float] | None:
     """CPU seconds of the process tree; None while it falls apart."""
-    sums = {"ours": 0.0, "ray": 0.0}
+    sums = dict.fromkeys(KINDS, 0.0)
     try:
         for process in [root, *root.children(recursive=True)]:
             times = process.cpu_times()
             line = " ".join(process.cmdline())
-            ours = line.startswith(("ray::Rank", "ray::Collector")) or "rljob_" in line
-            sums["ours" if ours else "ray"] += times.user + times.system
+            kind = next(
+                (kind for kind, title in OURS.items() if line.startswith(title)), "driver" if "rljob_" in line else "ray"
+            )
+            sums[kind] += times.user + times.system
     except psutil.NoSuchProcess:
         return None
     return sums

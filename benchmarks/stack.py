@@ -21,6 +21,13 @@ WARM_UP, STEPS = 10, 150
 #: Phases of metrics.jsonl that every step has.
 PHASES = ("generate", "train", "handover", "commit")
 LIMIT = 1.25
+#: Processes of a job.
+SHARES = {
+    "rank": "per step: engine, train step, and being called",
+    "collector": "per step: ledger, environment, calls",
+    "driver": "per step: decisions, metrics, calls; the guardian with it",
+    "ray": "per step, not counted above: raylet, GCS, agents, idle workers",
+}
 
 
 def parts(steps: int) -> dict[str, Any]:
@@ -68,8 +75,8 @@ def judged(alone: dict[str, Any], whole: Watched) -> list[Row]:
     loop = {kind: 1000 * sum(alone[kind].values()) for kind in ("cpu", "wall")}
     same = f"per step of {alone['samples']:.0f} answers"
     load = f"{same}; {filtered:.1f} prompts a step were filtered, {alone['filtered']:.1f} in the parts' loop"
-    ours = 1000 * whole.cpu["ours"] / whole.steps
-    ray = 1000 * whole.cpu["ray"] / whole.steps
+    cpu = {kind: 1000 * seconds / whole.steps for kind, seconds in whole.cpu.items()}
+    ours = sum(seconds for kind, seconds in cpu.items() if kind != "ray")
     limit = f"limit {LIMIT:g} times"
     return [
         Row("engine alone, CPU", "ms", 1000 * engine["cpu"], None, "lower", f"{same}, submission included"),
@@ -85,7 +92,7 @@ def judged(alone: dict[str, Any], whole: Watched) -> list[Row]:
             "lower",
             f"medians; peer: the two parts; {limit}",
         ),
-        Row("Ray's daemons, CPU", "ms", ray, None, "lower", "per step of that job: raylet, GCS, agents, idle workers"),
+        *(Row(f"whole job's {kind}, CPU", "ms", cpu[kind], None, "lower", note) for kind, note in SHARES.items()),
         *(Row(f"phase {phase}, wall", "ms", 1000 * seconds, None, "lower", "median") for phase, seconds in phases.items()),
     ]
 
