@@ -65,8 +65,9 @@ class ResidentEngine:
                 block_size_tokens=settings.block_tokens,
                 max_sequence_length=settings.max_sequence_length,
                 max_requests=settings.max_requests,
-                max_tokens=max(settings.max_requests * settings.longest_prompt, 256),
-                num_cuda_graphs=0,
+                # A step's tokens are padded to such a multiple: the last prompts must not go beyond the buffers.
+                max_tokens=DynamicInferenceContext.round_up_tokens(max(settings.max_requests * settings.longest_prompt, 256)),
+                num_cuda_graphs=None,  # 0 would mean one, and every step padded to its size
                 kv_cache_management_mode=KVCacheManagementMode(settings.kv_mode),
                 # Log-probs of the distribution that was really sampled from.
                 logprobs_mode="raw_logprobs" if settings.temperature == 1.0 else "processed_logprobs",
