@@ -67,9 +67,11 @@ test-slow: install ## The long forms: parity with the API server (cluster up), f
 	RLJOB_LAYOUT_CYCLES=200 $(PY) -m pytest -q tests/workload/test_layouts.py -k hand_over
 	$(PY) -W ignore -m dev.oracle --seed $(SEED) -n 5000
 
-.PHONY: bench-train bench-operator
-bench-train: install ## Steps/s, samples/s and the share of each phase, under rljob local
+.PHONY: bench-train bench-train-page bench-operator
+bench-train: install ## The trainer against its parts, against TRL, async against sync, saves (10 minutes)
 	@$(PY) -m benchmarks.train
+bench-train-page: install ## The same, written into docs/trainer.md too
+	@$(PY) -m benchmarks.train --page
 bench-operator: install ## RSS and start-up time of the operator
 	@$(PY) -m benchmarks.operator_process
 
