@@ -260,3 +260,18 @@ def test_the_attention_stand_in_equals_plain_attention(queries: int) -> None:
             expected = torch.einsum("hl,lhd->hd", scores.softmax(-1), v[:seen])
             torch.testing.assert_close(decoded[request, query], expected, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(packed.view_as(decoded)[request, query], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_tokens_of_unfinished_answers_can_be_asked_for_while_they_are_generated() -> None:
+    """What a stall report says of the oldest prompts."""
+    loop = Loop.of(copy_spec(steps=50))
+    assert loop.engine.tokens_in_flight() == {}
+    first, *_ = loop.rollouts.dispatch(0, 0.0)
+    loop.engine.submit([first])
+    assert loop.engine.tokens_in_flight() == {first.tag: 0}
+    seen = []
+    while loop.engine.in_flight:
+        loop.engine.step()
+        seen.append(loop.engine.tokens_in_flight().get(first.tag, 0))
+    # Every answer of copy3 has three tokens, and the engine has a slot for all of them.
+    assert seen == [first.answers, 2 * first.answers, 0]

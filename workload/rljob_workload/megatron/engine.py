@@ -8,6 +8,7 @@ ranks of one replica step their engines in lockstep, without a coordinator proce
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -176,6 +177,15 @@ class ResidentEngine:
             for answer in self.step():
                 (validated if answer.tag[0] == VALIDATION else training).append(answer)
         return validated, training
+
+    def tokens_in_flight(self) -> dict[tuple[int, int], int]:
+        """Tokens generated so far of answers that are not finished, by tag. Any thread may ask while the engine works."""
+        tokens: Counter[tuple[int, int]] = Counter()
+        for number, flight in list(self._in_flight.items()):
+            request = self._engine.requests.get(number)  # it may finish meanwhile
+            if request is not None:
+                tokens[flight.tag] += sum(len(part.generated_tokens) for part in request.record.requests)
+        return dict(tokens)
 
     def parameter_storages(self) -> set[int]:
         """Addresses of the parameters that the engine reads."""

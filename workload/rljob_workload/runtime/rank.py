@@ -211,6 +211,7 @@ class Rank:
             "pid": os.getpid(),
             "phase": self._phase,
             "in_flight_answers": engine.in_flight if engine else 0,
+            "tokens_in_flight": engine.tokens_in_flight() if engine else {},
             "engine/constructions": engines_built(),
             "policy_version": self._policy.version if self._policy else 0,
         }
