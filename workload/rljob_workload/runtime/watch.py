@@ -54,14 +54,16 @@ class Watch:
             yield
         finally:
             self._ended.set()
-            thread.join()
+            thread.join(1.0)  # a look that waits for a silent actor must not hold up the end; it changes nothing any more
 
     def _follow(self) -> None:
         while True:
             try:
                 self.look()
-            except RayError as err:
+            except Exception as err:
                 # An actor that has died ends the driver's own call to it, with the cause; here it is only a missing line.
+                if not isinstance(err, RayError) and not self._ended.is_set():
+                    raise
                 log.debug("no look at the actors: %s", type(err).__name__)
             if self._ended.wait(LOOK_SECONDS):
                 return
