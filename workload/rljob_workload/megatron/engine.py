@@ -12,8 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch.distributed as dist
+
 from rljob_workload.algorithm.batch import Answer, Request
-from rljob_workload.megatron.errors import EngineError, NonFiniteError
+from rljob_workload.megatron.errors import EngineError, EngineStepError, NonFiniteError, reason_of
 from rljob_workload.megatron.policy import Policy
 from rljob_workload.megatron.settings import BLOCK_TOKENS, EngineSettings
 
@@ -56,6 +58,9 @@ class ResidentEngine:
         self._settings = settings
         self._policy = policy
         self._version = policy.version
+        #: Whether requests and steps are taken: from `resume` to `close`.
+        self._open = True
+        self._steps = 0
         self._next_id = 0
         self._in_flight: dict[int, _InFlight] = {}
         context = DynamicInferenceContext(
@@ -65,7 +70,8 @@ class ResidentEngine:
                 block_size_tokens=BLOCK_TOKENS,
                 max_sequence_length=settings.max_sequence_length,
                 max_requests=settings.max_requests,
-                max_tokens=max(settings.max_requests * settings.longest_prompt, 256),
+                # In mode Recompute an answer is prefilled again with its prompt: one of full length must fit.
+                max_tokens=max(settings.max_requests * settings.longest_prompt, settings.max_sequence_length, 256),
                 num_cuda_graphs=0,
                 kv_cache_management_mode=KVCacheManagementMode(settings.kv_mode),
                 # Log-probs of the distribution that was really sampled from.
@@ -89,12 +95,18 @@ class ResidentEngine:
         return len(self._in_flight)
 
     @property
+    def steps(self) -> int:
+        """Engine steps taken; ranks of one replica that are not at the same number have lost each other."""
+        return self._steps
+
+    @property
     def sampler(self) -> Any:
         """The generator that samples tokens (its state is part of a checkpoint)."""
         return self._engine.controller.sampling_rng
 
     def submit(self, requests: Iterable[Request], *, greedy: bool = False) -> None:
         """Ask for answers."""
+        self._require_open()
         params = self._greedy if greedy else self._sampled
         for request in requests:
             self._check_length(request)
@@ -106,16 +118,29 @@ class ResidentEngine:
 
     def step(self) -> list[Answer]:
         """One iteration over all requests in flight; returns the answers that it finished."""
+        self._require_open()
         try:
             records = self._engine.step_modern()["finished_request_records"]
-        except RuntimeError as err:
-            if _NO_PROBABILITIES not in str(err):
-                raise
-            raise NonFiniteError(
+        except Exception as err:
+            raise self._explained(err) from err
+        self._steps += 1
+        return [self._answer(record) for record in records]
+
+    def _explained(self, err: Exception) -> Exception:
+        if isinstance(err, RuntimeError) and _NO_PROBABILITIES in str(err):
+            return NonFiniteError(
                 f"sampling with the weights of step {self._version}: the next token's probabilities are not finite; a smaller "
                 "algorithm.grpo.learningRate, or a generation.temperature nearer to 1, may help"
-            ) from err
-        return [self._answer(record) for record in records]
+            )
+        oldest = ", ".join(dict.fromkeys(str(flight.tag[0]) for flight in self._in_flight.values() if flight.tag[0] >= 0))
+        return EngineStepError(
+            f"rank {dist.get_rank()}, Decode: engine step {self._steps + 1} with the weights of step {self._version} failed, "
+            f"{len(self._in_flight)} answers in flight (prompts {oldest[:100]}): {reason_of(err)}"
+        )
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise EngineError("the engine is suspended: it takes requests and steps after the hand-over to decode")
 
     def _answer(self, record: Any) -> Answer:
         request = record.requests[0] if len(record.requests) == 1 else record.merge()
@@ -137,16 +162,24 @@ class ResidentEngine:
 
     # ---- life cycle -------------------------------------------------------------------------
 
+    def close(self) -> None:
+        """Take no request and no step from here on."""
+        self._open = False
+
     def suspend(self) -> None:
         """Stop before training. Requests in flight stay as they are."""
+        self.close()
         self._engine.suspend()
 
     def resume(self, version: int) -> None:
         """Go on with the weights of `version`; answers in flight remember at which token it took over."""
         self._engine.resume()
-        if version == self._version:
-            return
-        self._version = version
+        if version != self._version:
+            self._version = version
+            self._stamp(version)
+        self._open = True
+
+    def _stamp(self, version: int) -> None:
         for number, flight in self._in_flight.items():
             generated = sum(len(r.generated_tokens) for r in self._engine.requests[number].record.requests)
             if flight.stamps[-1][0] == generated:

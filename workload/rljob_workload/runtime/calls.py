@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rljob_api.exitcodes import ExitCode
+from rljob_workload.core.handover import HandoverTimeoutError
 from rljob_workload.core.source import SourceError
 from rljob_workload.megatron.errors import DeviceError, EngineError, NonFiniteError, WeightsError
 from rljob_workload.runtime.collector import CollectorFailedError
@@ -25,6 +26,7 @@ _TYPED: dict[type[BaseException], ExitCode] = {
     SourceError: ExitCode.BAD_DATA,
     WeightsError: ExitCode.SAVE_FAILED,
     DeviceError: ExitCode.ENVIRONMENT_MISSING,
+    HandoverTimeoutError: ExitCode.HANDOVER_TIMEOUT,
 }
 
 
@@ -84,9 +86,7 @@ class Calls:
 
     def lost(self, err: BaseException) -> RunError:
         """An actor died: say which."""
-        calls = {
-            f"rank {index}": rank.status.options(concurrency_group="control") for index, rank in enumerate(self.actors.ranks)
-        }
+        calls = {f"rank {index}": rank.status for index, rank in enumerate(self.actors.ranks)}
         calls["the collector"] = self.collector.status
         dead = [name for name, status in calls.items() if not _answers(status)]
         code = ExitCode.COLLECTOR_LOST if dead == ["the collector"] else ExitCode.RANK_LOST

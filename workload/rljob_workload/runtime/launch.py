@@ -14,7 +14,7 @@ from rljob_api.layout import layout_of
 from rljob_api.names import RESOURCE_HEAD, RESOURCE_NODE
 from rljob_workload.runtime.collector import Collector
 from rljob_workload.runtime.errors import RunError
-from rljob_workload.runtime.rank import Rank, RankPlace
+from rljob_workload.runtime.rank import CONTROL, Rank, RankPlace
 from rljob_workload.runtime.settings import Attempt
 
 
@@ -53,7 +53,7 @@ def launch(attempt: Attempt, *, spread: bool) -> Actors:
         )
     raw = attempt.spec.to_wire()
     ranks = [
-        ray.remote(concurrency_groups={"control": 2})(Rank)
+        ray.remote(concurrency_groups={CONTROL: 2})(Rank)
         .options(
             name=f"rank-{rank}",
             num_cpus=1,
