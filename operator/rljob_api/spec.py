@@ -216,8 +216,9 @@ class Data(ApiModel):
 class Environment(ApiModel):
     """What scores an answer."""
 
-    builtin: Literal["exactMatch"] | None = None
-    """An environment that comes with the workload: exactMatch (share of matching characters)."""
+    builtin: Literal["exactMatch", "unreliable"] | None = None
+    """An environment that comes with the workload: exactMatch (share of matching characters); unreliable (the same, through
+    a judge that raises, hangs and is slow: for drills)."""
     timeout_seconds: Seconds = 30
     """Time for scoring one answer; past it the prompt's group has failed once."""
 

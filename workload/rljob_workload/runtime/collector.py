@@ -28,6 +28,7 @@ from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.environments import load_environment
 from rljob_workload.megatron.errors import EngineError, NonFiniteError
 from rljob_workload.runtime.errors import cause_line
+from rljob_workload.runtime.journal import RolloutsMaker, keeper_of_books
 from rljob_workload.runtime.logs import log_to_file
 
 log = logging.getLogger("rljob.collector")
@@ -66,8 +67,8 @@ def cap_of(spec: RLJobSpec) -> Cap:
     )
 
 
-def build_rollouts(spec: RLJobSpec, task: TaskData) -> Rollouts:
-    """The bookkeeping for a validated spec."""
+def build_rollouts(spec: RLJobSpec, task: TaskData, keeper: RolloutsMaker = Rollouts) -> Rollouts:
+    """The bookkeeping for a validated spec. `keeper`: another class of the same making (the audit journal's)."""
     grpo, generation = spec.algorithm.grpo, spec.generation
     source = SeekableSource(task.rows, seed=spec.data.seed, shuffle=spec.data.shuffle)
     window = Window(grpo.prompts_per_step, grpo.max_trajectory_age_steps, grpo.steps)
@@ -79,7 +80,7 @@ def build_rollouts(spec: RLJobSpec, task: TaskData) -> Rollouts:
         retry_budget=spec.prompts.retry_budget,
         filters_per_step=grpo.prompts_per_step,
     )
-    return Rollouts(source, window, settings, _log_skip)
+    return keeper(source, window, settings, _log_skip)
 
 
 def _log_skip(ordinal: int, cause: SkipCause, particulars: str) -> None:
@@ -94,7 +95,7 @@ class Collector:
         task = load_builtin(str(self._spec.data.builtin))
         self._tokenizer = task.tokenizer
         self._environment = load_environment(str(self._spec.environment.builtin), fixed_length=task.eos is None)
-        self._rollouts = build_rollouts(self._spec, task)
+        self._rollouts = build_rollouts(self._spec, task, keeper_of_books(Path(directory), attempt))
         self._scorers = concurrent.futures.ThreadPoolExecutor(4, thread_name_prefix="environment")
         self._scoring: set[asyncio.Task[None]] = set()
         self._replicas: list[list[Any]] = []

@@ -215,6 +215,15 @@ class Auditor:
         """Prompts of the lineage that are neither trained nor filtered nor skipped, now."""
         return self._now.undone()
 
+    @property
+    def lineage(self) -> Lineage:
+        """What the weights and books descend from, now."""
+        return self._now
+
+    def answered(self) -> list[int]:
+        """Prompts of the lineage whose answers are at hand, now."""
+        return sorted(self._now.answers)
+
     # ---- one event --------------------------------------------------------------------------
 
     def _check(self, event: Event) -> None:

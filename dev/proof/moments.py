@@ -1,0 +1,133 @@
+"""When to kill, and what the kill hit.
+
+Moments are drawn from the seed over wall time. Some are held back until the trainer is where the proof wants it to be, which
+is seen from outside, in files; there is no hook in the trainer. What a kill really hit is judged afterwards, by what it left
+behind: only that goes into the table.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from dev.proof.life import Life
+
+
+class Hit(StrEnum):
+    """Where the trainer was when it was killed."""
+
+    RESUME = "during a resume"
+    START = "during a start from scratch"
+    SAVE = "inside a save"
+    COMMIT = "between optimizer step and commit"
+    SAVED = "between a save and the next prompt"
+    STEPS = "while generating or training"
+
+
+#: What the proof insists on.
+WANTED = (Hit.SAVE, Hit.COMMIT, Hit.RESUME)
+#: A save takes tens of milliseconds on a small model.
+SAVE_SECONDS = 0.06
+#: The driver is held this long, so that the ranks can end the step that they are in.
+FREEZE_SECONDS = 0.25
+_GIVE_UP_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One kill to come: what it aims at, and its two draws from [0, 1)."""
+
+    aim: Hit
+    when: float
+    within: float
+
+
+def plans(draw: random.Random, kills: int, each: int) -> list[Plan]:
+    """`each` kills for every wanted moment, the others anywhere, in an order of the seed's (the first anywhere)."""
+    aims = [aim for aim in WANTED for _ in range(each)]
+    aims += [Hit.STEPS] * max(1, kills - len(aims))
+    draw.shuffle(aims)
+    first = aims.index(Hit.STEPS)
+    aims[0], aims[first] = aims[first], aims[0]
+    return [plan(draw, aim) for aim in aims]
+
+
+def plan(draw: random.Random, aim: Hit) -> Plan:
+    """One more kill."""
+    return Plan(aim, draw.random(), draw.random())
+
+
+def strike(life: Life, plan: Plan, *, delay: float, start_seconds: float) -> bool:
+    """Wait for the moment and kill. False when the run had ended before."""
+    if plan.aim is Hit.RESUME:
+        time.sleep(plan.when * start_seconds)
+    else:
+        if not life.wait_until_ready():
+            return False
+        began = time.monotonic()
+        if not life.wait_until(lambda: time.monotonic() - began > delay, "", seconds=delay + 60, every=0.05):
+            return False
+        if plan.aim is Hit.SAVE and not _until_save(life, plan.within * SAVE_SECONDS):
+            return False
+        if plan.aim is Hit.COMMIT and not _until_uncommitted(life, plan.within):
+            return False
+    if life.process.poll() is not None:
+        return False
+    life.kill()
+    return True
+
+
+def _until_save(life: Life, more: float) -> bool:
+    """A checkpoint is being written."""
+    before = set(life.directory.iterdir())
+
+    def writing() -> bool:
+        return any(path.name.startswith(".tmp-step") for path in set(life.directory.iterdir()) - before)
+
+    if not life.wait_until(writing, "a save begins", seconds=_GIVE_UP_SECONDS, every=0.001):
+        return False
+    time.sleep(more)
+    return True
+
+
+def _until_uncommitted(life: Life, within: float) -> bool:
+    """Hold the driver, again and again, until the ranks have ended a step in the meantime: it cannot be committed then."""
+
+    def caught() -> bool:
+        if life.process.poll() is not None:
+            return False
+        before = len(life.trained())
+        os.kill(life.process.pid, signal.SIGSTOP)
+        time.sleep(FREEZE_SECONDS)
+        if len(life.trained()) > before:
+            return True
+        os.kill(life.process.pid, signal.SIGCONT)
+        time.sleep(0.02 + 0.1 * within)
+        return False
+
+    return life.wait_until(caught, "a step ends while the driver is held", seconds=_GIVE_UP_SECONDS)
+
+
+def hit(life: Life) -> Hit:
+    """What the killed life was doing, by what it left: its journal, rank 0's record, and the directory."""
+    events = life.events()
+    if not any("asked" in event for event in events):
+        return Hit.RESUME if _checkpoints(life.directory) else Hit.START
+    committed = {event["committed"] for event in events if "committed" in event}
+    trained = life.trained()
+    if trained and trained[-1] not in committed:
+        return Hit.COMMIT
+    last = next((event for event in reversed(events) if {"snapshot", "asked"} & event.keys()), {})
+    if "snapshot" in last:
+        published = any(path.name.startswith(f"step-{trained[-1]:06d}-") for path in life.directory.iterdir())
+        return Hit.SAVED if published else Hit.SAVE
+    return Hit.STEPS
+
+
+def _checkpoints(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir() if path.name.startswith("step-")]
