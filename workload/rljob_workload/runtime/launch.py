@@ -25,7 +25,7 @@ class Actors:
     ranks: list[Any]
     collector: Any
     group: Any
-    #: Ranks that answer together, per data-parallel replica.
+    #: Ranks that answer together (`Layout.replicas`).
     replicas: list[list[Any]]
 
     def kill(self) -> None:
@@ -75,6 +75,5 @@ def launch(attempt: Attempt, *, spread: bool) -> Actors:
         )
         .remote(raw, str(attempt.directory), attempt.number)
     )
-    size = layout.model_ranks
-    replicas = [ranks[first : first + size] for first in range(0, layout.world, size)]
+    replicas = [[ranks[rank] for rank in members] for members in layout.replicas()]
     return Actors(ranks, collector, group, replicas)

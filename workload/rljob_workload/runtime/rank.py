@@ -130,17 +130,19 @@ class Rank:
         """
         self._ready_handover().expect(Phase.DECODE)
         engine = self._ready_engine()
-        engine.submit(requests)
-        for request in requests:
+        for request in engine.submit(requests):
             self._remaining[request.tag] = request.answers
         answers, self._stash = self._stash, []
         complete = self._count_complete(answers)
-        while complete < want and iterations > 0 and engine.in_flight:
+        while True:
+            done, left = engine.agree(complete, engine.in_flight)
+            if done >= want or iterations <= 0 or not left:
+                break
             fresh = engine.step()
             complete += self._count_complete(fresh)
             answers.extend(fresh)
             iterations -= 1
-        return DecodeSlice(tuple(answers) if self._speaks() else (), engine.in_flight)
+        return DecodeSlice(tuple(answers) if self._speaks() else (), left)
 
     def _count_complete(self, answers: Sequence[Answer]) -> int:
         complete = 0
