@@ -44,6 +44,7 @@ HONOURED = frozenset(
         "checkpoint.volume.claimName",
         "checkpoint.volume.subPath",
         "checkpoint.everySteps",
+        "checkpoint.everySeconds",
         "checkpoint.keepLast",
         "checkpoint.loadReplayBuffer",
         "prompts.maxSkipped",
@@ -51,9 +52,13 @@ HONOURED = frozenset(
         "prompts.onExceeded",
         *(f"failurePolicy.{name}" for name in ("maxRestarts", "backoffSeconds", "maxBackoffSeconds")),
         "failurePolicy.resetAfterProgress",
+        "failurePolicy.rules",
         *(f"deadlines.{name}" for name in ("provisioningSeconds", "firstStepSeconds", "stallSeconds")),
         "deadlines.saveSeconds",
         "deadlines.handoverSeconds",
+        "deadlines.activeSeconds",
+        "deadlines.onStall",
+        "suspend",
         "ttlSecondsAfterFinished",
     )
 )
@@ -75,8 +80,6 @@ def _only(*values: object) -> Partly:
 def _spell(value: object) -> str:
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
 
-
-_EMPTY = Partly(lambda value: not value, "an empty list")
 
 PARTLY: dict[str, Partly] = {
     f"spec.{path}": row
@@ -102,16 +105,11 @@ PARTLY: dict[str, Partly] = {
         "data.jsonl.path": _only(None),
         "data.parquet.path": _only(None),
         "data.dataset.path": _only(None),
-        "checkpoint.everySeconds": _only(None),
         "checkpoint.verify": _only("Sizes"),
         "checkpoint.onExisting": _only("Resume"),
         "checkpoint.from.claimName": _only(None),
         "checkpoint.from.path": _only(None),
-        "failurePolicy.rules": _EMPTY,
-        "deadlines.activeSeconds": _only(None),
-        "deadlines.onStall": _only("Restart"),
         "queueName": _only(None),
-        "suspend": _only(False),
     }.items()
 }
 

@@ -101,6 +101,18 @@ class ResidentEngine:
         """Engine steps taken; ranks of one replica that are not at the same number have lost each other."""
         return self._steps
 
+    def tokens_in_flight(self) -> dict[tuple[int, int], int]:
+        """Tokens generated so far by unfinished answers, by tag; may be called from another thread."""
+        tokens: dict[tuple[int, int], int] = {}
+        for number, flight in self._in_flight.copy().items():
+            if flight.tag[0] >= 0 and number in self._engine.requests:
+                tokens[flight.tag] = tokens.get(flight.tag, 0) + self._generated(number)
+        return tokens
+
+    def _generated(self, number: int) -> int:
+        """Tokens of one answer in flight. It is a record of several requests where it was prefilled again."""
+        return sum(len(request.generated_tokens) for request in self._engine.requests[number].record.requests)
+
     @property
     def sampler(self) -> Any:
         """The generator that samples tokens (its state is part of a checkpoint)."""
@@ -197,7 +209,7 @@ class ResidentEngine:
 
     def _stamp(self, version: int) -> None:
         for number, flight in self._in_flight.items():
-            generated = sum(len(r.generated_tokens) for r in self._engine.requests[number].record.requests)
+            generated = self._generated(number)
             if flight.stamps[-1][0] == generated:
                 # No token came from the version stamped before.
                 flight.stamps[-1] = (generated, version)

@@ -16,16 +16,15 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import ray
 
 from rljob_api.spec import RLJobSpec
 from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request, TrainBatch, TrainStats
 from rljob_workload.core.handover import Handover, Passage, Phase
 from rljob_workload.data.builtin import load_builtin
+from rljob_workload.runtime.concurrency import control
 from rljob_workload.runtime.logs import log_to_file
 
 if TYPE_CHECKING:
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
     from rljob_workload.megatron.policy import Policy
 
 log = logging.getLogger("rljob.rank")
-
-#: Ray's concurrency group of the calls that are answered while others are at work; `launch.py` gives it its threads.
-CONTROL = "control"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +63,11 @@ class RankStep:
         return self.suspend.seconds + (self.wake.seconds if self.wake else 0.0)
 
 
+def woken(steps: Sequence[RankStep], wakes: Sequence[Passage]) -> list[RankStep]:
+    """The ranks' steps with the ways back to decode that came after a save."""
+    return [replace(step, wake=wake) for step, wake in zip(steps, wakes, strict=True)]
+
+
 class Rank:
     """The actor's class; `launch.py` wraps it."""
 
@@ -87,6 +88,8 @@ class Rank:
 
     def address(self) -> str:
         """A free address on this rank's node, where the ranks meet (asked of rank 0)."""
+        import ray
+
         host = ray.util.get_node_ip_address()
         with socket.socket() as probe:
             probe.bind((host, 0))
@@ -216,7 +219,7 @@ class Rank:
 
     # ---- reading ----------------------------------------------------------------------------
 
-    @ray.method(concurrency_group=CONTROL)  # type: ignore[untyped-decorator,unused-ignore]
+    @control
     def status(self) -> dict[str, Any]:
         """Where this rank is; answers while work is going on.
 
@@ -231,6 +234,7 @@ class Rank:
             "phase_seconds": round(handover.lasting(), 3) if handover else 0.0,
             "in_flight_answers": engine.in_flight if engine else 0,
             "engine_steps": engine.steps if engine else 0,
+            "tokens_in_flight": engine.tokens_in_flight() if engine else {},
             "engine/constructions": _engines_built() if engine else 0,
             "policy_version": self._policy.version if self._policy else 0,
         }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import os
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,10 @@ class Attempt:
     #: The run's directory: checkpoints, logs, metrics.
     directory: Path
     warnings: tuple[Finding, ...] = ()
+    #: Seconds of deadlines.activeSeconds that were left at this attempt's beginning; None where nobody has said. And that
+    #: beginning, on the monotonic clock.
+    active_left: float | None = None
+    began: float = field(default_factory=time.monotonic)
 
     @property
     def token(self) -> int:
@@ -58,7 +64,8 @@ def attempt_from_environment(environment: Mapping[str, str] = os.environ) -> Att
             f"{names.ENV_VOLUME}={volume} is no directory; mount the claim {spec.checkpoint.volume.claim_name!r} there",
         )
     directory = volume / spec.checkpoint.volume.sub_path / names.run_directory(namespace, name)
-    return Attempt(name, namespace, environment.get(names.ENV_UID, ""), number, spec, directory, warnings)
+    left = _seconds_left(environment.get(names.ENV_ACTIVE_SECONDS_LEFT, ""))
+    return Attempt(name, namespace, environment.get(names.ENV_UID, ""), number, spec, directory, warnings, left)
 
 
 def checked_spec(name: str, raw: Any) -> tuple[RLJobSpec, tuple[Finding, ...]]:
@@ -94,3 +101,15 @@ def _attempt_number(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise RunError(ExitCode.ENVIRONMENT_MISSING, f"{names.ENV_ATTEMPT}={text!r} is not a number from 1")
     return int(text)
+
+
+def _seconds_left(text: str) -> float | None:
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise RunError(ExitCode.ENVIRONMENT_MISSING, f"{names.ENV_ACTIVE_SECONDS_LEFT}={text!r} is not a number of seconds")
+    return seconds
