@@ -66,7 +66,9 @@ test-slow: install ## The long forms: parity with the API server (cluster up), f
 	RLJOB_FUZZ=100000 $(PY) -m pytest -q tests/unit/fuzz
 	$(PY) -W ignore -m dev.oracle --seed $(SEED) -n 5000
 
-.PHONY: bench-train bench-operator
+.PHONY: bench-train bench-operator bench-handover
+bench-handover: install ## 1,000 hand-overs in each cache mode with answers in flight: processor time, memory
+	@$(PY) -W ignore -m benchmarks.handover
 bench-train: install ## Steps/s, samples/s and the share of each phase, under rljob local
 	@$(PY) -m benchmarks.train
 bench-operator: install ## RSS and start-up time of the operator
