@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from rljob_api.exitcodes import ExitCode
 from rljob_api.progress import CheckpointInfo, Finished
-from rljob_workload.core.checkpoint import CheckpointError, RunDirectory
+from rljob_workload.core.checkpoint import Checkpoint, CheckpointError, RunDirectory
 from rljob_workload.core.due import ENDING, Cause, Due, DueRules
 from rljob_workload.core.handover import Passage
 from rljob_workload.environments import load_environment
@@ -64,6 +64,7 @@ class Driver:
         self._watch: Watch | None = None
         self._version = 0
         self._newest: CheckpointInfo | None = None
+        self._saved_step = 0
         self._cap = 0
         self._stall = float(self._spec.deadlines.stall_seconds)
         self._due = self._new_due()
@@ -119,7 +120,7 @@ class Driver:
         self._calls().get([rank.setup.remote(address) for rank in ranks], deadline, "the ranks did not get ready")
         loaded = time.monotonic()
         resumed = resume(self._calls(), found, self._attempt, self._record.totals, self._record.before)
-        self._version = resumed.version
+        self._version = self._saved_step = resumed.version
         self._newest = resumed.report.get("checkpoint")
         self._calls().get(
             self._actors.collector.start.remote(self._actors.replicas, self._version), deadline, "the collector hangs"
@@ -150,6 +151,8 @@ class Driver:
     # ---- one step ---------------------------------------------------------------------------
 
     def _step(self, step: int) -> Finished | None:
+        if self._version == self._saved_step:
+            self._acknowledge()
         decision = self._due.decide(step)
         phases, began = Phases(), time.monotonic()
         with phases.timed("generate"):
@@ -281,13 +284,18 @@ class Driver:
 
     def _save_if_new(self) -> bool:
         """Save between two steps, the engines awake; False where the newest state is saved already, True: they are down."""
-        if (self._newest is not None and self._newest.step == self._version) or not self._version:
-            self._due.served()
+        if self._version > self._saved_step:
+            self._calls().ranks("sleep", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
+            self._save(self._version)
+            return True
+        self._acknowledge()
+        return False
+
+    def _acknowledge(self) -> None:
+        """There is nothing newer than what is saved: whoever has asked for a save has it."""
+        self._due.served()
+        if self._newest is None or self._newest.step == self._version:
             self._control.saved(self._newest)
-            return False
-        self._calls().ranks("sleep", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
-        self._save(self._version)
-        return True
 
     def _wake(self) -> list[Passage]:
         passages: list[Passage] = self._calls().ranks("wake", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
@@ -313,12 +321,17 @@ class Driver:
         }
         saved = self._directory.publish(tmp, step, token, state)
         self._directory.prune(self._spec.checkpoint.keep_last)
-        self._newest = checkpoint_info(self._attempt, saved)
-        self._progress.update(checkpoint=self._newest)
+        self._saved_step = step
         # In this order: who asks in between is served by the second line, and asks for one more save at worst.
         self._due.saved(time.monotonic() - began)
-        self._control.saved(self._newest)
+        self._saved(saved)
         log.info("step %d: saved %s", step, saved.name)
+
+    def _saved(self, checkpoint: Checkpoint) -> None:
+        """There is a new checkpoint on the volume."""
+        self._newest = checkpoint_info(self._attempt, checkpoint)
+        self._progress.update(checkpoint=self._newest)
+        self._control.saved(self._newest)
 
     def _calls(self) -> Calls:
         """The actors, once they are there."""
