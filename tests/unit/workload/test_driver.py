@@ -19,6 +19,7 @@ from rljob_api.progress import Finished
 from rljob_workload.algorithm.batch import TrainStats
 from rljob_workload.core.due import Cause
 from rljob_workload.core.groups import StepInfo
+from rljob_workload.core.handover import Passage
 from rljob_workload.core.rollouts import RestoreReport
 from rljob_workload.runtime import driver as driver_module
 from rljob_workload.runtime.calls import Calls
@@ -35,7 +36,8 @@ from .test_beginnings import attempt_in
 from .test_driver_surroundings import report
 
 STEPS = 6
-STEP = RankStep(TrainStats(0.0, 0.0, 0.0, 0.0, 0.0, speaks=True), 0.0, 0.0)
+PASSAGE = Passage("Train", 0.0, 0.0, {})
+STEP = RankStep(TrainStats(0.0, 0.0, 0.0, 0.0, 0.0, speaks=True), 0.0, PASSAGE, PASSAGE)
 
 
 class World:
@@ -79,7 +81,7 @@ class World:
 
     def ranks(self, method: str, *arguments: Any) -> Any:
         self.say(method + {True: " and wake", False: ""}[method == "train" and arguments[1]])
-        return [STEP]
+        return [STEP if method == "train" else PASSAGE]
 
     def take(self, step: int) -> tuple[Any, Any]:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
