@@ -78,7 +78,8 @@ class Reconciler:
         self._store = store
         self._settings = settings
         self._clock = clock
-        self._kuberay = kuberay_present
+        self.kuberay_present = kuberay_present
+        """Whether KubeRay was seen; found out again while it was not."""
         self._on_kuberay = on_kuberay
         self._actor = Actor(kube, ray, store, access)
         self._notes: dict[Key, Notes] = {}
@@ -203,10 +204,10 @@ class Reconciler:
         return tuple(read_cluster(obj) for obj in objects)
 
     async def _kuberay_present(self) -> bool:
-        if not self._kuberay and await self._kube.kuberay_present():
-            self._kuberay = True
+        if not self.kuberay_present and await self._kube.kuberay_present():
+            self.kuberay_present = True
             self._on_kuberay()
-        return self._kuberay
+        return self.kuberay_present
 
     async def _pods(self, job: Job) -> tuple[Pod, ...]:
         """Pods from the server: that there is none is never concluded from a cache."""
@@ -278,8 +279,11 @@ class Reconciler:
         job = world.job
         driver = await self._ray.driver(job)
         world = replace(world, driver=driver)
-        if isinstance(driver, (DriverUnknown, Unreachable)):
+        if isinstance(driver, DriverUnknown):
             return world
+        if isinstance(driver, Unreachable):  # Ray's dashboard may be gone while the driver trains on and says so
+            await self._observe_report(world, None, notes)
+            return replace(world, report=notes.report, heard=notes.heard)
         notes.driver_seen = True
         if driver.ended and notes.ended_since is None:
             notes.ended_since = world.now
@@ -287,13 +291,13 @@ class Reconciler:
             await self._observe_report(world, driver, notes)
         return replace(world, report=notes.report, heard=notes.heard, driver_seen=True, ended_since=notes.ended_since)
 
-    async def _observe_report(self, world: World, driver: Driver, notes: Notes) -> None:
-        job = world.job
+    async def _observe_report(self, world: World, driver: Driver | None, notes: Notes) -> None:
+        job, ended = world.job, driver is not None and driver.ended
         known = notes.report is not None and (notes.report.finished or notes.report.failed)
-        if driver.ended and known:
+        if ended and known:
             return
         report = await self._ray.report(job)
-        if driver.ended and not _is_final(report):
+        if ended and not _is_final(report):
             logged = await self._ray.last_report_in_logs(job)
             report = logged if isinstance(logged, ProgressReport) else report
         if isinstance(report, Unreachable):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 from aiohttp import web
@@ -17,6 +18,7 @@ class FakeRay:
         self.tokens: dict[str, set[str]] = {}
         self.posts: list[dict[str, Any]] = []
         self.drivers: dict[str, dict[str, Any]] = {}
+        self.served: Counter[str] = Counter()
         self.reports: dict[str, ProgressReport] = {}
         self.saves: list[str] = []
         self.save_status = 200
@@ -78,4 +80,5 @@ class FakeRay:
         report = self.reports.get(cluster)
         if report is None:
             return web.Response(status=503, text="not up")
+        self.served[cluster] += 1
         return web.Response(text=json.dumps(report.to_wire()), content_type="application/json")

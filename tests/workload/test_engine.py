@@ -177,6 +177,12 @@ def test_trying_the_weights_changes_nothing(uneven: Loop) -> None:
         assert torch.equal(parameter, before[name]), name
 
 
+def test_every_slot_can_take_a_longest_prompt_at_once() -> None:
+    """Megatron pads a step's tokens to a multiple of 64, which 96 prompts of 5 tokens are not."""
+    loop = Loop.of(copy_spec(steps=50, maxRequests=96))
+    assert loop.validate(96) == 96
+
+
 def test_a_cache_too_small_for_one_request_is_refused_with_both_sizes() -> None:
     spec = copy_spec(steps=50)
     task = load_builtin(str(spec.data.builtin))

@@ -80,6 +80,7 @@ class Rank:
         """Join the other ranks, build the policy and, once for the whole run, the engine."""
         self._phase = "Loading"
         began = time.monotonic()
+        from rljob_workload.megatron import device
         from rljob_workload.megatron.engine import ResidentEngine
         from rljob_workload.megatron.policy import Policy, init_process_groups, quiet_megatron
         from rljob_workload.megatron.settings import engine_settings, model_settings
@@ -93,6 +94,7 @@ class Rank:
         task = load_builtin(str(self._spec.data.builtin))
         self._policy = Policy(settings)
         self._engine = ResidentEngine(self._policy, engine_settings(self._spec, task), task.tokenizer)
+        device.settle()
         built = time.monotonic()
         log.info("rank %d of %d is ready: imports %.1f s, model and engine %.2f s", place.rank, place.world,
                  imported - began, built - imported)  # fmt: skip
