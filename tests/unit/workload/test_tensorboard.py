@@ -86,7 +86,8 @@ LINE = {
     "seconds": {"generate": 0.25},
     "totals": {"starved_seconds": 2.5},
     "prompts": {"trained": 2400, "skipped_by": {}},
-    "engine_constructions": 1,
+    "engine/constructions": 1,
+    "train/gen_logprob_error": None,
     "in_flight_cap": 16,
     "validation_reward": 0.75,
 }

@@ -45,7 +45,7 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.collector: dict[str, Any] | None = {"state": "Collecting", "oldest_in_flight": [OLD]}
-        self.rank: dict[str, Any] | None = {"phase": "Decode", "engine/constructions": 1}
+        self.rank: dict[str, Any] | None = {"phase": "Decode"}
         self.progress = Progress(report())
         actors = SimpleNamespace(collector=self.actor("collector"), ranks=[self.actor("rank")])
         monkeypatch.setattr(module.ray, "wait", lambda calls, **_: ([c for c in calls if getattr(self, c)], []))
@@ -66,7 +66,6 @@ def test_a_look_puts_the_collectors_state_and_the_oldest_prompts_into_the_report
     world.watch.look()
     assert world.progress.report.collector_state == "Collecting"
     assert [one.ordinal for one in world.progress.report.oldest] == [3]
-    assert world.watch.engines_built == 1
 
 
 def test_a_collector_that_does_not_answer_is_reported_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
