@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from rljob_workload.core.weight_digest import Staged, WeightDigest
 from rljob_workload.megatron.errors import WeightsError, reason_of
 from rljob_workload.megatron.policy import Policy
+from rljob_workload.megatron.staging import StagedSave, live_digest, model_shards
 
 WEIGHTS = "weights"
 #: float32 weights and Adam's two moments.
@@ -31,29 +33,75 @@ _METADATA = {
 }
 
 
-def save(policy: Policy, sampler: torch.Generator | None, directory: Path) -> None:
-    """Write this rank's part. Collective: every rank calls it, and it returns when all have written.
+class Saver:
+    """One rank's saves: `stage` while the engine is down, then its file is written by a thread; one at a time."""
 
-    Weights that compute no numbers are refused: they would push the last good checkpoint out.
-    """
-    from megatron.core import dist_checkpointing
+    def __init__(self, policy: Policy, sampler: torch.Generator | None) -> None:
+        self._policy = policy
+        self._sampler = sampler
+        self._pending: tuple[Path, StagedSave] | None = None
 
-    policy.check_usable()
-    target = directory / WEIGHTS
-    _use_thread_queue()
-    try:
+    def stage(self, directory: Path) -> Staged:
+        """Take copies and begin to write. Collective, and the last collective of this save.
+
+        Weights that compute no numbers are refused: they would push the last good checkpoint out. Raises WeightsError.
+        """
+        policy = self._policy
+        policy.check_usable()
+        if self._pending is not None:
+            raise WeightsError(f"the save into {self._pending[0]} has not been ended")
+        try:
+            if dist.get_rank() == 0:
+                (directory / WEIGHTS).mkdir()
+            dist.barrier()
+            save = StagedSave(policy, _state(policy, loading=False), directory / WEIGHTS)
+            _save_random_state(policy, self._sampler, directory)
+        except WeightsError:
+            raise
+        except (Exception, CheckpointException) as err:  # the latter is no Exception
+            raise self._not_written(directory, err) from err
+        self._pending = directory, save
+        save.start()
+        return save.staged
+
+    def written(self) -> bytes:
+        """Wait for this rank's file. Returns the writer's report, which `finish` wants of every rank."""
+        directory, save = self._staged()
+        try:
+            return save.written()
+        except BaseException as err:
+            self._pending = None
+            raise self._not_written(directory, err) from err
+
+    def finish(self, reports: Sequence[bytes]) -> None:
+        """Every rank's file is written: rank 0 writes the index. Not collective."""
+        directory, save = self._staged()
+        self._pending = None
         if dist.get_rank() == 0:
-            target.mkdir()
-        dist.barrier()
-        dist_checkpointing.save(_state(policy, loading=False), str(target))
-        _save_random_state(policy, sampler, directory)
-        dist.barrier()
-    except (Exception, CheckpointException) as err:  # the latter is no Exception
-        raise WeightsError(f"cannot write the weights to {directory}: {_why_not_written(policy, directory, err)}") from err
+            try:
+                save.finish(reports)
+            except (Exception, CheckpointException) as err:
+                raise self._not_written(directory, err) from err
+
+    def _staged(self) -> tuple[Path, StagedSave]:
+        if self._pending is None:
+            raise WeightsError("no save is under way")
+        return self._pending
+
+    def _not_written(self, directory: Path, err: BaseException) -> WeightsError:
+        return WeightsError(f"cannot write the weights to {directory}: {_why_not_written(self._policy, directory, err)}")
 
 
-def load(policy: Policy, sampler: torch.Generator | None, directory: Path) -> None:
-    """Read this rank's part. Collective."""
+def save(policy: Policy, sampler: torch.Generator | None, directory: Path) -> Staged:
+    """A whole save in one call, for one rank (tests, benches): staged, written, indexed."""
+    saver = Saver(policy, sampler)
+    staged = saver.stage(directory)
+    saver.finish([saver.written()])
+    return staged
+
+
+def load(policy: Policy, sampler: torch.Generator | None, directory: Path) -> WeightDigest:
+    """Read this rank's part. Collective. Returns the digest of the parameters that this rank speaks for, as they are now."""
     from megatron.core import dist_checkpointing
 
     from rljob_workload.megatron.shim import optimizer as fixes
@@ -69,6 +117,7 @@ def load(policy: Policy, sampler: torch.Generator | None, directory: Path) -> No
     _check_rates(policy)
     fixes.unshare_steps(policy.optimizer)
     _load_random_state(policy, sampler, directory)
+    return live_digest(policy, list(model_shards(policy.model.sharded_state_dict(metadata=_METADATA))))
 
 
 def _why_not_written(policy: Policy, directory: Path, err: BaseException) -> str:
@@ -110,20 +159,6 @@ def _state(policy: Policy, *, loading: bool) -> dict[str, Any]:
         "model": model,
         "optimizer": policy.optimizer.sharded_state_dict(model, is_loading=loading, metadata=_METADATA),
     }
-
-
-def _use_thread_queue() -> None:
-    """Saves are synchronous here: a queue inside the process is enough.
-
-    Megatron would start a multiprocessing manager for it at the first save: 3 seconds, and a process that outlives a
-    killed rank.
-    """
-    import queue
-
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
-
-    if filesystem_async._results_queue is None:
-        filesystem_async._results_queue = queue.Queue()
 
 
 def _random_file(policy: Policy, directory: Path) -> Path:
