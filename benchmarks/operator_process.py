@@ -127,9 +127,11 @@ def manifest(name: str) -> str:
 @contextlib.contextmanager
 def operator(kubectl: Kubectl, environment: dict[str, str]) -> Iterator[tuple[subprocess.Popen[str], float]]:
     """The process, and when it was started."""
-    values = {**environment, "RLJOB_HEALTH_PORT": "0", "RLJOB_RAY_ACCESS": "ApiServerProxy"}
-    command = [sys.executable, "-m", "rljob_operator", "--namespace", kubectl.namespace]
     LOG.parent.mkdir(parents=True, exist_ok=True)
+    key = LOG.with_suffix(".key")
+    key.write_text(secrets.token_hex(32))
+    values = {**environment, "RLJOB_HEALTH_PORT": "0", "RLJOB_RAY_ACCESS": "ApiServerProxy", "RLJOB_KEY_FILE": str(key)}
+    command = [sys.executable, "-m", "rljob_operator", "--namespace", kubectl.namespace]
     with LOG.open("w") as log:
         began = time.monotonic()
         process = subprocess.Popen(command, env=values, stdout=log, stderr=log, text=True, cwd=ROOT)

@@ -18,6 +18,8 @@ LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_UID = f"{GROUP}/uid"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "rljob-operator"
+LABEL_APP_COMPONENT = "app.kubernetes.io/component"
+OPERATOR_COMPONENT = "operator"
 # The attempt's spec as JSON, on its RayCluster: an edit of the RLJob does not change an attempt that runs.
 ANNOTATION_SPEC = f"{GROUP}/spec"
 # On a preflight pod: `preflight`. KubeRay's pods have no such label.
@@ -67,6 +69,12 @@ PRESTOP_COMMAND = ("python", "-m", "rljob_workload.runtime.prestop")
 ENV_DRIVER_HOST = "RLJOB_DRIVER_HOST"
 ENV_SAVE_SECONDS = "RLJOB_SAVE_SECONDS"
 
+# The attempt's token: Ray and the driver's control endpoints ask for it.
+ACCESS_KEY = "auth_token"  # the key of a Secret that KubeRay expects
+ACCESS_VOLUME_NAME = "rljob-access"
+ACCESS_MOUNT_PATH = "/rljob/access"
+ACCESS_TOKEN_FILE = f"{ACCESS_MOUNT_PATH}/{ACCESS_KEY}"
+
 VOLUME_NAME = "rljob-checkpoints"
 VOLUME_MOUNT_PATH = "/rljob/volume"
 SOURCE_VOLUME_NAME = "rljob-source"
@@ -95,6 +103,16 @@ def cluster_name(job: str, attempt: int) -> str:
 def submission_id(job: str, attempt: int) -> str:
     """Ray's submission id of one attempt: submitting it twice is refused by Ray itself."""
     return f"{job}-{attempt}"
+
+
+def access_secret(cluster: str, uid: str) -> str:
+    """The Secret with an attempt's token. With a part of the job's uid: a namesake that was deleted may still have its own."""
+    return f"{cluster}-{uid[:8]}"
+
+
+def network_policy(job: str, uid: str) -> str:
+    """The NetworkPolicy of a run, all attempts."""
+    return f"{job}-{uid[:8]}"
 
 
 def preflight_pod(job: str, attempt: int) -> str:

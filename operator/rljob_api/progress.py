@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from .base import ApiModel, Count
 
@@ -18,6 +18,9 @@ Phase = Literal[
     "Finished",
     "Failed",
 ]
+
+Word = Annotated[str, Field(max_length=253)]
+_LONGEST_CAUSE = 64
 
 
 class PromptCounts(ApiModel):
@@ -45,10 +48,16 @@ class PromptCounts(ApiModel):
     """Prompts trained more than once on the lineage of the weights."""
     at_risk: Count = 0
     """Upper bound of prompts lost before a checkpoint without a ledger."""
-    skipped_by: dict[str, Annotated[list[Count], Field(max_length=100)]] = Field(
-        default_factory=dict, json_schema_extra={"maxProperties": 8}
-    )
+    skipped_by: dict[str, Annotated[list[Count], Field(max_length=100)]] = Field(default_factory=dict, max_length=8)
     """Ordinals of skipped prompts by cause (the first 100 of each)."""
+
+    @field_validator("skipped_by")
+    @classmethod
+    def _short_causes(cls, value: dict[str, list[int]]) -> dict[str, list[int]]:
+        # Not as a type of the keys: the schema of a CustomResourceDefinition can't say it.
+        if any(len(cause) > _LONGEST_CAUSE for cause in value):
+            raise ValueError(f"a cause may have {_LONGEST_CAUSE} characters")
+        return value
 
     def adds_up(self) -> bool:
         """Whether the partition holds."""
@@ -156,14 +165,14 @@ class ProgressReport(ApiModel):
     """One report; `report_version` grows when a field changes its meaning."""
 
     report_version: Literal[1] = 1
-    name: str
-    namespace: str
-    uid: str
-    attempt: int
+    name: Word
+    namespace: Word
+    uid: Word
+    attempt: Count
     phase: Phase
-    updated_time: str
+    updated_time: Word
     """RFC 3339, UTC."""
-    last_step_time: str | None = None
+    last_step_time: Word | None = None
     """When the last step was committed; RFC 3339, UTC."""
     step: Count = 0
     total_steps: Count

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from dataclasses import dataclass
 
 from rljob_api import names
 
+from .access import Access
 from .api import AlreadyExistsError, ApiError, ConflictError, KubeApi, NotFoundError, RayApi, RayError
 from .plan import (
     Action,
@@ -45,10 +47,11 @@ class Outcome:
 class Actor:
     """Executes plans."""
 
-    def __init__(self, kube: KubeApi, ray: RayApi, store: Store) -> None:
+    def __init__(self, kube: KubeApi, ray: RayApi, store: Store, access: Access) -> None:
         self._kube = kube
         self._ray = ray
         self._store = store
+        self._access = access
 
     async def act(self, world: World, plan: Plan, outcome: Outcome) -> float | None:
         """Carry the plan out. Returns the seconds to the next pass when the plan's own answer no longer holds."""
@@ -96,6 +99,8 @@ class Actor:
         match action:
             case PersistAttempt(number):
                 self._store.forget_departed(job.key)  # the status write was the action
+                if number > 1:  # its cluster may have been deleted by somebody else
+                    await self._drop_secret(job, names.cluster_name(job.name, number - 1))
                 log.info("%s/%s: attempt %d is counted", *job.key, number)
             case CreateCluster(manifest):
                 await self._create(job, manifest["metadata"]["name"], action, outcome)
@@ -104,13 +109,15 @@ class Actor:
             case DeletePod(name, uid):
                 await self._kube.delete_pod(job.namespace, name, uid)
                 log.info("%s/%s: pod %s is deleted", *job.key, name)
-            case AskSave(cluster, seconds):
-                outcome.save = await self._ray.save(job.namespace, cluster, seconds)
+            case AskSave(_, seconds):
+                outcome.save = await self._ray.save(job, seconds)
                 log.info("%s/%s: asked for a save: %s", *job.key, outcome.save)
             case ReleaseWorkers(name, uid):
                 await self._kube.release_workers(job.namespace, name, uid)
                 log.info("%s/%s: RayCluster %s keeps its head only", *job.key, name)
             case DeleteCluster(name, uid):
+                # The token first: what a killed operator leaves behind is then a cluster, which the next pass sees.
+                await self._drop_secret(job, name)
                 await self._kube.delete_cluster(job.namespace, name, uid)
                 log.info("%s/%s: RayCluster %s is deleted", *job.key, name)
             case SubmitDriver():
@@ -118,6 +125,7 @@ class Actor:
 
     async def _create(self, job: Job, name: str, action: CreateCluster, outcome: Outcome) -> None:
         try:
+            await self._guard(job)
             obj = await self._kube.create_cluster(action.manifest)
         except AlreadyExistsError:
             return  # the next pass reads it back and compares the owner
@@ -128,6 +136,21 @@ class Actor:
         outcome.refusal = None
         self._store.take("rayclusters", obj)
         log.info("%s/%s: RayCluster %s is created", *job.key, name)
+
+    async def _guard(self, job: Job) -> None:
+        """What the attempt's pods need to be safe, before they exist."""
+        with contextlib.suppress(AlreadyExistsError):
+            await self._kube.create_network_policy(self._access.network_policy(job))
+        secret = self._access.secret(job)
+        try:
+            await self._kube.create_secret(secret)
+        except AlreadyExistsError:
+            # Of a pass that was cut off, perhaps of an operator with another key. It can't be read, so it is made anew.
+            await self._drop_secret(job, job.cluster_name)
+            await self._kube.create_secret(secret)
+
+    async def _drop_secret(self, job: Job, cluster: str) -> None:
+        await self._kube.delete_secret(job.namespace, names.access_secret(cluster, job.uid))
 
     async def _create_preflight(self, job: Job, name: str, action: CreatePreflight, outcome: Outcome) -> None:
         try:
@@ -152,7 +175,7 @@ class Actor:
             "metadata": dict(action.metadata),
         }
         try:
-            await self._ray.submit(job.namespace, action.cluster, body)
+            await self._ray.submit(job, body)
         except RayError as error:
             outcome.submit_error = f"the driver was not taken: {error}"
             raise

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from rljob_api.progress import ProgressReport
 
-from .world import Claim, DriverAnswer, SaveAnswer, Unreachable
+from .world import Claim, DriverAnswer, Job, SaveAnswer, Unreachable
 
 Object = dict[str, Any]
 
@@ -78,6 +78,15 @@ class KubeApi(Protocol):
     async def create_cluster(self, manifest: Mapping[str, Any]) -> Object:
         """Create a RayCluster. Raises AlreadyExistsError."""
 
+    async def create_secret(self, manifest: Mapping[str, Any]) -> None:
+        """Create a Secret. Raises AlreadyExistsError. (Secrets are never read.)"""
+
+    async def delete_secret(self, namespace: str, name: str) -> None:
+        """Delete a Secret; one that is gone already is success."""
+
+    async def create_network_policy(self, manifest: Mapping[str, Any]) -> None:
+        """Create a NetworkPolicy. Raises AlreadyExistsError."""
+
     async def delete_cluster(self, namespace: str, name: str, uid: str) -> None:
         """Delete exactly this RayCluster; one that is gone already is success."""
 
@@ -110,21 +119,21 @@ class KubeApi(Protocol):
 
 
 class RayApi(Protocol):
-    """Requests to one attempt's Ray and driver. Unreachable is an answer, not an error."""
+    """Requests to the Ray and the driver of a job's current attempt. Unreachable is an answer, not an error."""
 
-    async def driver(self, namespace: str, cluster: str, submission: str) -> DriverAnswer:
-        """What Ray says of a submission."""
+    async def driver(self, job: Job) -> DriverAnswer:
+        """What Ray says of the attempt's submission."""
 
-    async def submit(self, namespace: str, cluster: str, body: Mapping[str, Any]) -> None:
+    async def submit(self, job: Job, body: Mapping[str, Any]) -> None:
         """Submit; an existing submission of that id is success. Raises RayError."""
 
-    async def report(self, namespace: str, cluster: str) -> ProgressReport | Unreachable:
+    async def report(self, job: Job) -> ProgressReport | Unreachable:
         """The driver's report."""
 
-    async def save(self, namespace: str, cluster: str, wait_seconds: float) -> SaveAnswer | Unreachable:
+    async def save(self, job: Job, wait_seconds: float) -> SaveAnswer | Unreachable:
         """Ask the driver for a save and wait that long for it."""
 
-    async def last_report_in_logs(self, namespace: str, cluster: str, submission: str) -> ProgressReport | Unreachable:
+    async def last_report_in_logs(self, job: Job) -> ProgressReport | Unreachable:
         """The report that the driver logged as its last line."""
 
 
@@ -132,5 +141,12 @@ class Transport(Protocol):
     """Carries a request to a Service of the cluster. Raises ApiUnreachableError."""
 
     async def __call__(
-        self, method: str, namespace: str, service: str, port: int, path: str, body: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        namespace: str,
+        service: str,
+        port: int,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        token: str = "",
     ) -> HttpAnswer: ...

@@ -6,6 +6,7 @@ refuses fields that are newer than the models.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -30,10 +31,12 @@ from .api import (
     NotFoundError,
     Object,
 )
+from .bodies import read_end
 from .world import Claim, read_claim
 
 _JOBS = f"/apis/{names.GROUP}/{names.VERSION}"
 _RAY = "/apis/ray.io/v1"
+_NETWORKING = "/apis/networking.k8s.io/v1"
 _TIMEOUT_SECONDS = 30
 _CHUNK = 500
 _SELECTORS = {"rljobs": "", "rayclusters": names.LABEL_JOB, "pods": names.LABEL_JOB}
@@ -117,8 +120,13 @@ class Kube:
         body: Any = None,
         content_type: str = "application/json",
         query: Mapping[str, Any] | None = None,
+        *,
+        foreign: bool = False,
+        token: str = "",
     ) -> HttpAnswer:
         headers = {"Accept": "application/json", "Content-Type": content_type}
+        if token:  # the API server's proxy takes the header Authorization for itself
+            headers["x-ray-authorization"] = f"Bearer {token}"
         if header := await self._settings.get_api_key_with_prefix("BearerToken", alias="authorization"):
             headers["authorization"] = header
         url = self.server + path + (f"?{urlencode(query)}" if query else "")
@@ -126,11 +134,11 @@ class Kube:
             answer = await self._client.rest_client.request(
                 method, url, headers=headers, body=body, _request_timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
             )
-            data = await answer.read()
+            text = await read_end(answer.content) if foreign else (await answer.read()).decode(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             words = str(error) or type(error).__name__
             raise ApiUnreachableError(f"the API server at {self.server} does not answer ({method} {path}): {words}") from error
-        return HttpAnswer(answer.status, data.decode(errors="replace"))
+        return HttpAnswer(answer.status, text)
 
     async def request(
         self,
@@ -192,12 +200,24 @@ class Kube:
 
     async def create_cluster(self, manifest: Mapping[str, Any]) -> Object:
         """Create; unknown fields are an error instead of being dropped."""
-        return await self.request(
-            "POST",
-            f"{_RAY}/namespaces/{manifest['metadata']['namespace']}/rayclusters",
-            dict(manifest),
-            query={"fieldManager": names.MANAGED_BY, "fieldValidation": "Strict"},
-        )
+        return await self._create(f"{_RAY}/namespaces/{manifest['metadata']['namespace']}/rayclusters", manifest)
+
+    async def create_secret(self, manifest: Mapping[str, Any]) -> None:
+        """Create a Secret."""
+        await self._create(f"/api/v1/namespaces/{manifest['metadata']['namespace']}/secrets", manifest)
+
+    async def delete_secret(self, namespace: str, name: str) -> None:
+        """Delete a Secret, or find it gone."""
+        with contextlib.suppress(NotFoundError):
+            await self.request("DELETE", f"/api/v1/namespaces/{namespace}/secrets/{name}")
+
+    async def create_network_policy(self, manifest: Mapping[str, Any]) -> None:
+        """Create a NetworkPolicy."""
+        await self._create(f"{_NETWORKING}/namespaces/{manifest['metadata']['namespace']}/networkpolicies", manifest)
+
+    async def _create(self, path: str, manifest: Mapping[str, Any]) -> Object:
+        query = {"fieldManager": names.MANAGED_BY, "fieldValidation": "Strict"}
+        return await self.request("POST", path, dict(manifest), query=query)
 
     async def delete_cluster(self, namespace: str, name: str, uid: str) -> None:
         """Delete exactly this one."""
@@ -219,12 +239,7 @@ class Kube:
 
     async def create_pod(self, manifest: Mapping[str, Any]) -> Object:
         """Create; unknown fields are an error instead of being dropped."""
-        return await self.request(
-            "POST",
-            f"/api/v1/namespaces/{manifest['metadata']['namespace']}/pods",
-            dict(manifest),
-            query={"fieldManager": names.MANAGED_BY, "fieldValidation": "Strict"},
-        )
+        return await self._create(f"/api/v1/namespaces/{manifest['metadata']['namespace']}/pods", manifest)
 
     async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         """Delete exactly this one."""
@@ -302,8 +317,15 @@ class Kube:
         return bool((answer.get("status") or {}).get("allowed"))
 
     async def carry(
-        self, method: str, namespace: str, service: str, port: int, path: str, body: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        namespace: str,
+        service: str,
+        port: int,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        token: str = "",
     ) -> HttpAnswer:
         """The Transport through the API server, for an operator that runs outside the cluster."""
-        proxied = f"/api/v1/namespaces/{namespace}/services/http:{service}:{port}/proxy/{quote(path.lstrip('/'))}"
-        return await self._send(method, proxied, None if body is None else dict(body))
+        proxied = f"/api/v1/namespaces/{namespace}/services/http:{service}:{port}/proxy/{quote(path.lstrip('/'), safe='/?=&')}"
+        return await self._send(method, proxied, None if body is None else dict(body), foreign=True, token=token)

@@ -9,10 +9,11 @@ import os
 import sys
 from dataclasses import replace
 
+from .access import Access, KeyFileError, read_key
 from .api import ApiError, ApiUnreachableError
 from .kube import ConfigurationError, Kube, connect
 from .service import Service, StartError, check
-from .settings import Settings, SettingsError, describe, from_environment
+from .settings import DIRECT, Settings, SettingsError, describe, from_environment
 from .shell import WatchError
 
 log = logging.getLogger("rljob.operator")
@@ -61,12 +62,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 async def _run(settings: Settings) -> tuple[int, bool]:
     try:
+        access = Access(read_key(settings.key_file), "" if settings.ray_access != DIRECT else settings.operator_namespace)
+    except KeyFileError as error:
+        print(f"rljob-operator: {error}", file=sys.stderr)
+        return EXIT_USAGE, False
+    try:
         kube = await connect()
     except ConfigurationError as error:
         print(f"rljob-operator: {error}", file=sys.stderr)
         return EXIT_FAILED, False
     try:
-        return await _serve(kube, settings)
+        return await _serve(kube, settings, access)
     except (StartError, WatchError, ApiUnreachableError, ApiError) as error:
         print(f"rljob-operator: {error}", file=sys.stderr)
         return EXIT_FAILED, False
@@ -74,13 +80,13 @@ async def _run(settings: Settings) -> tuple[int, bool]:
         await kube.close()
 
 
-async def _serve(kube: Kube, settings: Settings) -> tuple[int, bool]:
+async def _serve(kube: Kube, settings: Settings, access: Access) -> tuple[int, bool]:
     with_kuberay = await check(kube, settings)
     if not with_kuberay:
         log.warning("KubeRay is not installed on %s; jobs wait until it is", kube.server)
     where = ", ".join(settings.namespaces) or "all namespaces"
     log.info("serving RLJobs in %s on %s (Ray: %s)", where, kube.server, settings.ray_access)
-    service = Service(kube, settings, with_kuberay)
+    service = Service(kube, settings, access, with_kuberay)
     await service.run()
     return EXIT_OK, service.kuberay_appeared
 

@@ -12,11 +12,13 @@ from pydantic import BaseModel, ValidationError
 from rljob_api import names
 from rljob_api.progress import ProgressReport
 
+from .access import Access
 from .api import ApiUnreachableError, HttpAnswer, RayError, Transport
-from .world import Driver, DriverAnswer, DriverUnknown, SaveAnswer, Unreachable
+from .bodies import read_end
+from .world import Driver, DriverAnswer, DriverUnknown, Job, SaveAnswer, Unreachable
 
 _TIMEOUT_SECONDS = 5.0
-_LONGEST_BODY = 2**20
+_TOKEN_REFUSED = (401, 403)
 
 
 class DirectTransport:
@@ -27,7 +29,14 @@ class DirectTransport:
         self._session: aiohttp.ClientSession | None = None
 
     async def __call__(
-        self, method: str, namespace: str, service: str, port: int, path: str, body: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        namespace: str,
+        service: str,
+        port: int,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        token: str = "",
     ) -> HttpAnswer:
         """One request."""
         url = self._base.format(service=service, namespace=namespace, port=port) + path
@@ -37,8 +46,9 @@ class DirectTransport:
                 connector=aiohttp.TCPConnector(force_close=True), timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
             )
         try:
-            async with self._session.request(method, url, json=body) as answer:
-                return HttpAnswer(answer.status, await _tail(answer.content))
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            async with self._session.request(method, url, json=body, headers=headers) as answer:
+                return HttpAnswer(answer.status, await read_end(answer.content))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ApiUnreachableError(f"{url}: {str(error) or type(error).__name__}") from error
 
@@ -48,40 +58,36 @@ class DirectTransport:
             await self._session.close()
 
 
-async def _tail(content: aiohttp.StreamReader) -> str:
-    """The end of a body: a driver's log may be longer than this process should hold, and its end is what matters."""
-    kept = bytearray()
-    async for chunk in content.iter_any():
-        kept += chunk
-        if len(kept) > 2 * _LONGEST_BODY:
-            del kept[:-_LONGEST_BODY]
-    return kept[-_LONGEST_BODY:].decode(errors="replace")
-
-
 class Ray:
     """The real RayApi."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, access: Access) -> None:
         self._transport = transport
+        self._access = access
 
-    async def driver(self, namespace: str, cluster: str, submission: str) -> DriverAnswer:
+    async def driver(self, job: Job) -> DriverAnswer:
         """`GET /api/jobs/<id>`."""
+        submission = job.submission_id
         try:
-            answer = await self._ask("GET", namespace, cluster, f"/api/jobs/{submission}")
+            answer = await self._ask("GET", job, f"/api/jobs/{submission}")
         except ApiUnreachableError as error:
             return Unreachable(str(error))
         if answer.status == 404:
             # Only Ray's own words count: the API server's proxy names the Service, and so the submission, in its 404s.
             unknown = f"Job {submission} does not exist" in answer.body and not _is_status(answer.body)
             return DriverUnknown() if unknown else Unreachable(f"404: {answer.body[:200]}")
+        if answer.status in _TOKEN_REFUSED:
+            return Unreachable(
+                f"{answer.status}: Ray refuses the attempt's token; was the operator's key changed? {answer.body[:200]}"
+            )
         if answer.status != 200:
             return Unreachable(f"{answer.status}: {answer.body[:200]}")
         return read_driver(answer.body)
 
-    async def submit(self, namespace: str, cluster: str, body: Mapping[str, Any]) -> None:
+    async def submit(self, job: Job, body: Mapping[str, Any]) -> None:
         """`POST /api/jobs/`."""
         try:
-            answer = await self._ask("POST", namespace, cluster, "/api/jobs/", body)
+            answer = await self._ask("POST", job, "/api/jobs/", body)
         except ApiUnreachableError as error:
             # The request may have been taken all the same; the next pass asks for the id first.
             raise RayError(str(error)) from error
@@ -90,32 +96,31 @@ class Ray:
             return
         raise RayError(f"Ray answered {answer.status}: {last_line(answer.body)}")
 
-    async def report(self, namespace: str, cluster: str) -> ProgressReport | Unreachable:
+    async def report(self, job: Job) -> ProgressReport | Unreachable:
         """`GET /progress` of the driver."""
-        service = names.head_service(cluster)
         try:
-            answer = await self._transport("GET", namespace, service, names.PROGRESS_PORT, names.PROGRESS_PATH)
+            answer = await self._ask("GET", job, names.PROGRESS_PATH, port=names.PROGRESS_PORT)
         except ApiUnreachableError as error:
             return Unreachable(str(error))
         if answer.status != 200:
             return Unreachable(f"{answer.status}: {answer.body[:200]}")
         return read_report(answer.body)
 
-    async def save(self, namespace: str, cluster: str, wait_seconds: float) -> SaveAnswer | Unreachable:
+    async def save(self, job: Job, wait_seconds: float) -> SaveAnswer | Unreachable:
         """`POST /control/save?wait=` of the driver."""
         path = f"{names.CONTROL_SAVE_PATH}?wait={wait_seconds:g}"
         try:
-            answer = await self._transport("POST", namespace, names.head_service(cluster), names.PROGRESS_PORT, path)
+            answer = await self._ask("POST", job, path, port=names.PROGRESS_PORT)
         except ApiUnreachableError as error:
             return Unreachable(str(error))
         if answer.status != 200:
             return Unreachable(f"{answer.status}: {answer.body[:200]}")
         return read_save(answer.body)
 
-    async def last_report_in_logs(self, namespace: str, cluster: str, submission: str) -> ProgressReport | Unreachable:
+    async def last_report_in_logs(self, job: Job) -> ProgressReport | Unreachable:
         """`GET /api/jobs/<id>/logs`, and the last line that is a report."""
         try:
-            answer = await self._ask("GET", namespace, cluster, f"/api/jobs/{submission}/logs")
+            answer = await self._ask("GET", job, f"/api/jobs/{job.submission_id}/logs")
         except ApiUnreachableError as error:
             return Unreachable(str(error))
         if answer.status != 200:
@@ -131,9 +136,10 @@ class Ray:
         return read_report(str(lines).partition("\n")[0])
 
     async def _ask(
-        self, method: str, namespace: str, cluster: str, path: str, body: Mapping[str, Any] | None = None
+        self, method: str, job: Job, path: str, body: Mapping[str, Any] | None = None, port: int = names.DASHBOARD_PORT
     ) -> HttpAnswer:
-        return await self._transport(method, namespace, names.head_service(cluster), names.DASHBOARD_PORT, path, body)
+        service = names.head_service(job.cluster_name)
+        return await self._transport(method, job.namespace, service, port, path, body, self._access.token(job))
 
 
 def _is_status(body: str) -> bool:

@@ -12,6 +12,7 @@ from rljob_api.findings import errors
 from rljob_api.progress import ProgressReport
 from rljob_api.spec import Volume
 
+from .access import Access
 from .act import Actor, Outcome
 from .api import KubeApi, Object, RayApi
 from .decide import decide, defect, judge_job
@@ -68,6 +69,7 @@ class Reconciler:
         ray: RayApi,
         store: Store,
         settings: Settings,
+        access: Access,
         clock: Callable[[], datetime.datetime] = utc_now,
         kuberay_present: bool = False,
         on_kuberay: Callable[[], None] = lambda: None,
@@ -79,7 +81,7 @@ class Reconciler:
         self._clock = clock
         self._kuberay = kuberay_present
         self._on_kuberay = on_kuberay
-        self._actor = Actor(kube, ray, store)
+        self._actor = Actor(kube, ray, store, access)
         self._notes: dict[Key, Notes] = {}
         self._written: dict[Key, datetime.datetime] = {}
         self._volumes: dict[Key, tuple[str, Volume]] = {}
@@ -266,7 +268,7 @@ class Reconciler:
 
     async def _observe_driver(self, world: World, cluster: Cluster, notes: Notes) -> World:
         job = world.job
-        driver = await self._ray.driver(job.namespace, cluster.name, job.submission_id)
+        driver = await self._ray.driver(job)
         world = replace(world, driver=driver)
         if isinstance(driver, (DriverUnknown, Unreachable)):
             return world
@@ -274,17 +276,17 @@ class Reconciler:
         if driver.ended and notes.ended_since is None:
             notes.ended_since = world.now
         if driver.status != "PENDING":
-            await self._observe_report(world, cluster, driver, notes)
+            await self._observe_report(world, driver, notes)
         return replace(world, report=notes.report, heard=notes.heard, driver_seen=True, ended_since=notes.ended_since)
 
-    async def _observe_report(self, world: World, cluster: Cluster, driver: Driver, notes: Notes) -> None:
+    async def _observe_report(self, world: World, driver: Driver, notes: Notes) -> None:
         job = world.job
         known = notes.report is not None and (notes.report.finished or notes.report.failed)
         if driver.ended and known:
             return
-        report = await self._ray.report(job.namespace, cluster.name)
+        report = await self._ray.report(job)
         if driver.ended and not _is_final(report):
-            logged = await self._ray.last_report_in_logs(job.namespace, cluster.name, job.submission_id)
+            logged = await self._ray.last_report_in_logs(job)
             report = logged if isinstance(logged, ProgressReport) else report
         if isinstance(report, Unreachable):
             log.debug("%s/%s: no report: %s", job.namespace, job.name, report.detail)

@@ -64,6 +64,7 @@ def ray_cluster(job: Job, spec: RLJobSpec, attempt: int) -> dict[str, Any]:
     }
     trainer, ranks = spec.trainer, layout_of(spec).ranks_per_node
     gpus = trainer.gpus_per_node
+    secret = names.access_secret(names.cluster_name(job.name, attempt), job.uid)
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
@@ -88,6 +89,7 @@ def ray_cluster(job: Job, spec: RLJobSpec, attempt: int) -> dict[str, Any]:
         },
         "spec": {
             "rayVersion": names.RAY_VERSION,
+            "authOptions": {"mode": "token", "secretName": secret},
             "enableInTreeAutoscaling": False,
             "headGroupSpec": {
                 "rayStartParams": {
@@ -97,7 +99,7 @@ def ray_cluster(job: Job, spec: RLJobSpec, attempt: int) -> dict[str, Any]:
                     "object-store-memory": str(_object_store(trainer.head.resources)),
                     "resources": _custom(names.RESOURCE_HEAD),
                 },
-                "template": _pod(spec, labels, trainer.head.resources, gpus=0, head=True),
+                "template": _pod(spec, labels, secret, trainer.head.resources, gpus=0, head=True),
             },
             "workerGroupSpecs": [
                 {
@@ -112,7 +114,7 @@ def ray_cluster(job: Job, spec: RLJobSpec, attempt: int) -> dict[str, Any]:
                         "object-store-memory": str(_object_store(trainer.resources)),
                         "resources": _custom(names.RESOURCE_NODE),
                     },
-                    "template": _pod(spec, labels, trainer.resources, gpus=gpus, head=False),
+                    "template": _pod(spec, labels, secret, trainer.resources, gpus=gpus, head=False),
                 }
             ],
         },
@@ -130,13 +132,15 @@ def _object_store(resources: Resources | HeadResources) -> int:
 
 
 def _pod(
-    spec: RLJobSpec, labels: Mapping[str, str], resources: Resources | HeadResources, *, gpus: int, head: bool
+    spec: RLJobSpec, labels: Mapping[str, str], secret: str, resources: Resources | HeadResources, *, gpus: int, head: bool
 ) -> dict[str, Any]:
     volumes = [
         {
             "name": names.VOLUME_NAME,
             "persistentVolumeClaim": {"claimName": spec.checkpoint.volume.claim_name},
         },
+        # Readable by the pod's group (fsGroup), whatever user the image has.
+        {"name": names.ACCESS_VOLUME_NAME, "secret": {"secretName": secret, "defaultMode": 0o440}},
         {
             "name": "shared-memory",
             "emptyDir": {"medium": "Memory", "sizeLimit": f"{_object_store(resources) // _MEBI + 64}Mi"},
@@ -162,17 +166,21 @@ def _pod(
     for index, one in enumerate(named):
         _checked(one.get("name", ""), f"{path}.spec.containers[{index}].name", str)
     under = next((dict(one) for one in named if one.get("name") == names.CONTAINER), {})
-    container = _container(spec, resources, gpus, head, under)
+    container = _container(spec, secret, resources, gpus, head, under)
     merged["spec"]["containers"] = [container, *(dict(one) for one in named if one.get("name") != names.CONTAINER)]
     return merged
 
 
 def _container(
-    spec: RLJobSpec, resources: Resources | HeadResources, gpus: int, head: bool, under: Mapping[str, Any]
+    spec: RLJobSpec, secret: str, resources: Resources | HeadResources, gpus: int, head: bool, under: Mapping[str, Any]
 ) -> dict[str, Any]:
     path = f"spec.trainer.template.spec.containers[{names.CONTAINER}]"
     theirs = [_checked(one, f"{path}.env", Mapping) for one in _checked(under.get("env", []), f"{path}.env", list)]
-    environment = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        names.ENV_CONTROL_TOKEN_FILE: names.ACCESS_TOKEN_FILE,
+    }
     if gpus == 0 and all(one.get("name") != "OMP_NUM_THREADS" for one in theirs):
         # Several ranks share the cores; each thread pool would take all of them.
         environment["OMP_NUM_THREADS"] = "1"
@@ -186,11 +194,16 @@ def _container(
     container: dict[str, Any] = {
         "name": names.CONTAINER,
         "image": spec.trainer.image,
-        "env": [{"name": name, "value": value} for name, value in environment.items()],
+        "env": [
+            *({"name": name, "value": value} for name, value in environment.items()),
+            # KubeRay would add it, but not over one of the template.
+            {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": names.ACCESS_KEY}}},
+        ],
         "resources": amounts,
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [
             {"name": names.VOLUME_NAME, "mountPath": names.VOLUME_MOUNT_PATH},
+            {"name": names.ACCESS_VOLUME_NAME, "mountPath": names.ACCESS_MOUNT_PATH, "readOnly": True},
             {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108  Ray's object store lives there
         ],
     }

@@ -11,6 +11,7 @@ from aiohttp import web
 from rljob_api import names
 
 from . import health as health_module
+from .access import Access
 from .api import ApiError, ApiUnreachableError, NotFoundError, Object, RayError
 from .kube import Kube
 from .ray import DirectTransport, Ray
@@ -31,6 +32,8 @@ NEEDED = (
     *((verb, "", "pods") for verb in ("list", "watch", "create", "delete")),
     ("get", "", "persistentvolumeclaims"),
     *((verb, "", "events") for verb in ("list", "create")),
+    *((verb, "", "secrets") for verb in ("create", "delete")),
+    ("create", "networking.k8s.io", "networkpolicies"),
 )
 NEEDED_BY_PROXY = (("get", "", "services/proxy"), ("create", "", "services/proxy"))
 
@@ -62,7 +65,7 @@ async def check(kube: Kube, settings: Settings) -> bool:
 class Service:
     """Everything that runs in the process."""
 
-    def __init__(self, kube: Kube, settings: Settings, with_kuberay: bool) -> None:
+    def __init__(self, kube: Kube, settings: Settings, access: Access, with_kuberay: bool) -> None:
         self._kube = kube
         self._settings = settings
         self._with_kuberay = with_kuberay
@@ -74,9 +77,10 @@ class Service:
         self.kuberay_appeared = False
         self._reconciler = Reconciler(
             kube=kube,
-            ray=Ray(kube.carry if self._direct is None else self._direct),
+            ray=Ray(kube.carry if self._direct is None else self._direct, access),
             store=self.store,
             settings=settings,
+            access=access,
             kuberay_present=with_kuberay,
             on_kuberay=self._kuberay_came,
         )

@@ -21,6 +21,10 @@ class Settings:
     """Namespaces to serve; empty means all."""
     ray_access: str = DIRECT
     """How Ray and the driver are reached: Direct, ApiServerProxy, or a URL with {service}, {namespace} and {port}."""
+    key_file: str = ""
+    """File of the key that the runs' tokens are derived from."""
+    operator_namespace: str = ""
+    """Namespace of the operator's pods; empty where it reaches Ray from elsewhere."""
     preflight_image: str = ""
     """Image of the pods that look at checkpoint volumes (the operator's own); empty: drivers look themselves."""
     poll_seconds: float = 2.0
@@ -40,6 +44,8 @@ class Settings:
 _HELP = {
     "RLJOB_NAMESPACES": ("namespaces", "namespaces to serve, separated by commas; unset: all"),
     "RLJOB_RAY_ACCESS": ("ray_access", "Direct (in the cluster), ApiServerProxy (outside it) or a URL pattern"),
+    "RLJOB_KEY_FILE": ("key_file", "file of the secret key that each run's token is derived from (32 bytes or more); required"),
+    "RLJOB_OPERATOR_NAMESPACE": ("operator_namespace", "namespace of the operator's pods, for the runs' network policies"),
     "RLJOB_PREFLIGHT_IMAGE": (
         "preflight_image",
         "image of the pods that look at checkpoint volumes (the operator's own); unset: drivers look themselves",
@@ -69,7 +75,7 @@ def describe() -> str:
     lines = []
     for variable, (name, text) in _HELP.items():
         value = getattr(defaults, name)
-        shown = "" if value == () else f" (default {value:g})" if isinstance(value, float) else f" (default {value})"
+        shown = "" if value in ((), "") else f" (default {value:g})" if isinstance(value, float) else f" (default {value})"
         lines.append(f"  {variable:<22} {text}{shown}")
     return "\n".join(lines)
 
@@ -78,7 +84,7 @@ def _read(variable: str, name: str, text: str) -> object:
     match name:
         case "namespaces":
             return tuple(part for one in text.split(",") if (part := one.strip()))
-        case "preflight_image":
+        case "key_file" | "operator_namespace" | "preflight_image":
             return text
         case "ray_access":
             if text in {DIRECT, API_SERVER_PROXY} or ("://" in text and "{service}" in text):

@@ -28,6 +28,7 @@ from rljob_operator.kube import Kube, connect
 from .fake_ray import FakeRay
 
 NOWHERE = {"spec": {"nodeSelector": {"rljob.dev/test": "nowhere"}}}
+KEY = b"a key of the tests, long enough to be one"
 _RLJOBS = f"/apis/{names.GROUP}/{names.VERSION}"
 
 
@@ -65,7 +66,9 @@ class Space:
 
     def path(self, kind: str, name: str = "") -> str:
         """The URL path of objects of a kind."""
-        root = {"rljobs": _RLJOBS, "rayclusters": "/apis/ray.io/v1"}.get(kind, "/api/v1")
+        root = {"rljobs": _RLJOBS, "rayclusters": "/apis/ray.io/v1", "networkpolicies": "/apis/networking.k8s.io/v1"}.get(
+            kind, "/api/v1"
+        )
         return f"{root}/namespaces/{self.name}/{kind}" + (f"/{name}" if name else "")
 
     async def apply(self, spec: dict[str, Any], name: str = "copy") -> dict[str, Any]:
@@ -130,12 +133,15 @@ class Space:
 
     def start_operator(self, **environment: str) -> subprocess.Popen[str]:
         """Run the operator as its own process, for this namespace."""
+        key = Path(self.environment["RLJOB_TEST_LOGS"]) / "key"
+        key.write_bytes(KEY)
         values = {
             **self.environment,
             "RLJOB_RAY_ACCESS": self.ray_access,
             "RLJOB_STATUS_SECONDS": "0.5",
             "RLJOB_POLL_SECONDS": "0.3",
             "RLJOB_HEALTH_PORT": "0",
+            "RLJOB_KEY_FILE": str(key),
             **environment,
         }
         log = Path(self.environment["RLJOB_TEST_LOGS"]) / f"operator-{len(self.operators)}.log"

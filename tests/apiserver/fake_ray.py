@@ -14,6 +14,7 @@ class FakeRay:
     """Serves `/{namespace}/{service}/{port}/...`; tests set what the drivers are doing."""
 
     def __init__(self) -> None:
+        self.tokens: dict[str, set[str]] = {}
         self.posts: list[dict[str, Any]] = []
         self.drivers: dict[str, dict[str, Any]] = {}
         self.reports: dict[str, ProgressReport] = {}
@@ -21,7 +22,7 @@ class FakeRay:
 
     async def start(self) -> str:
         """Begin to serve; the answer is a value for RLJOB_RAY_ACCESS."""
-        app = web.Application()
+        app = web.Application(middlewares=[self._note_token])
         root = "/{namespace}/{service}/{port}"
         app.router.add_get(root + "/api/jobs/{id}", self._get)
         app.router.add_post(root + "/api/jobs/", self._post)
@@ -40,6 +41,13 @@ class FakeRay:
     def end(self, submission: str, status: str, code: int, message: str = "") -> None:
         """Let a driver end."""
         self.drivers[submission] = {"status": status, "driver_exit_code": code, "message": message}
+
+    @web.middleware
+    async def _note_token(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        cluster = request.match_info["service"].removesuffix("-head-svc")
+        self.tokens.setdefault(cluster, set()).add(request.headers.get("Authorization", ""))
+        answer: web.StreamResponse = await handler(request)
+        return answer
 
     async def _get(self, request: web.Request) -> web.Response:
         submission = request.match_info["id"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import signal
 from collections.abc import Mapping
@@ -14,15 +15,17 @@ import yaml
 from dev.kube import ROOT, run
 
 from rljob_api.progress import Finished, ProgressReport, PromptCounts
+from rljob_operator.access import Access
 from rljob_operator.api import Object
 from rljob_operator.ray import DirectTransport, Ray
 from rljob_operator.reconciler import Reconciler
 from rljob_operator.settings import Settings
 from rljob_operator.store import Store
 
-from .conftest import Space, account, condition, eventually, ready_status, write_kubeconfig
+from .conftest import KEY, Space, account, condition, eventually, ready_status, write_kubeconfig
 from .gate import Gate
 
+ACCESS = Access(KEY)
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
@@ -108,7 +111,9 @@ async def test_the_attempt_is_persisted_before_its_cluster_and_an_old_view_persi
     recorder = Recorder(space.kube)
     transport = DirectTransport(space.ray_access)
     store = Store()
-    reconciler = Reconciler(kube=recorder, ray=Ray(transport), store=store, settings=Settings(), kuberay_present=True)
+    reconciler = Reconciler(
+        kube=recorder, ray=Ray(transport, ACCESS), store=store, settings=Settings(), access=ACCESS, kuberay_present=True
+    )
     key = (space.name, "copy")
     edited = await space.apply({**spec, "ttlSecondsAfterFinished": 9})
     assert edited["metadata"]["resourceVersion"] != first["metadata"]["resourceVersion"]
@@ -232,6 +237,36 @@ async def test_deleting_the_job_takes_everything_along(space: Space, spec: dict[
         return not [*await space.items("rayclusters"), *await space.items("pods"), *await space.items("rljobs")]
 
     await eventually(nothing_left, lambda: "all objects are gone" + space.logs(), 40)
+
+
+async def test_each_attempt_has_a_token_of_its_own_that_the_operator_never_reads(space: Space, spec: dict[str, Any]) -> None:
+    space.start_operator(KUBECONFIG=await account(space, chart_rules(space.name, space.environment)))
+    await start_training(space, spec)
+    (first,) = await space.items("secrets")
+    pod = (await space.items("pods"))[0]["spec"]
+    value = base64.b64decode(first["data"]["auth_token"]).decode()
+    box = pod["containers"][0]
+    assert {"name": "RAY_AUTH_MODE", "value": "token"} in box["env"]
+    (given,) = (one for one in box["env"] if one["name"] == "RAY_AUTH_TOKEN")
+    assert given["valueFrom"]["secretKeyRef"]["name"] == first["metadata"]["name"]
+    assert pod["automountServiceAccountToken"] is False
+    (policy,) = await space.items("networkpolicies")
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= (await space.items("pods"))[0]["metadata"]["labels"].items()
+    assert space.ray.tokens["copy-1"] == {f"Bearer {value}"}
+
+    space.ray.end("copy-1", "FAILED", 73, "rank 0 died")
+    await space.pods_get_ready("copy-2")
+    await space.until(lambda job: condition(job, "DriverRunning")["reason"] == "Running", "the second attempt")
+    (second,) = await space.items("secrets")
+    assert second["metadata"]["name"] != first["metadata"]["name"]
+    assert base64.b64decode(second["data"]["auth_token"]).decode() != value
+
+    await space.kube.request("DELETE", space.path("rljobs", "copy"))
+
+    async def nothing_left() -> bool:
+        return not [*await space.items("secrets"), *await space.items("networkpolicies")]
+
+    await eventually(nothing_left, lambda: "Secret and NetworkPolicy go with the job", 40)
 
 
 def chart_rules(namespace: str, environment: dict[str, str]) -> list[dict[str, Any]]:

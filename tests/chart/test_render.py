@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,8 +12,9 @@ import yaml
 from dev.kube import ROOT
 
 from rljob_api.crd import custom_resource_definition
+from rljob_operator.access import LEAST_KEY_BYTES
 from rljob_operator.service import NEEDED, NEEDED_BY_PROXY
-from rljob_operator.settings import from_environment
+from rljob_operator.settings import Settings, from_environment
 
 from .conftest import Render
 
@@ -49,6 +51,11 @@ def container(objects: list[dict[str, Any]], name: str = "rljob") -> dict[str, A
     return dict(found)
 
 
+def values_of(box: dict[str, Any]) -> dict[str, str]:
+    """The environment variables that have their value in the manifest."""
+    return {variable["name"]: variable["value"] for variable in box["env"] if "value" in variable}
+
+
 def test_operator_may_do_exactly_what_its_code_asks_for(render: Render) -> None:
     assert rights([operator_role(render())]) == {*NEEDED, OWNING}
 
@@ -57,11 +64,12 @@ def test_proxy_access_adds_the_right_on_the_service_proxy_alone(render: Render) 
     assert rights([operator_role(render("operator.rayAccess=ApiServerProxy"))]) == {*NEEDED, *NEEDED_BY_PROXY, OWNING}
 
 
-def test_no_role_holds_secrets_exec_or_wildcards(render: Render) -> None:
+def test_no_role_reads_secrets_or_holds_exec_or_wildcards(render: Render) -> None:
     objects = render()
     for verb, group, resource in rights(of_kind(objects, "ClusterRole") + of_kind(objects, "Role")):
         assert "*" not in (verb, group, resource)
-        assert resource not in {"secrets", "pods/exec", "pods/attach", "nodes", "serviceaccounts/token"}
+        assert resource != "secrets" or verb in {"create", "delete"}
+        assert resource not in {"pods/exec", "pods/attach", "nodes", "serviceaccounts/token"}
         assert verb not in {"impersonate", "escalate", "bind", "deletecollection"}
 
 
@@ -120,7 +128,7 @@ def test_probes_ask_the_health_port(render: Render) -> None:
 def test_settings_of_the_chart_are_settings_of_the_operator(render: Render) -> None:
     values = ("operator.logLevel=DEBUG", "operator.rayAccess=ApiServerProxy", "operator.statusSeconds=7")
     box = container(render(*values, "operator.resyncSeconds=60", "watchNamespaces={a,b}"))
-    settings = from_environment({variable["name"]: variable["value"] for variable in box["env"]})
+    settings = from_environment(values_of(box))
     assert settings.log_level == "DEBUG"
     assert settings.ray_access == "ApiServerProxy"
     assert settings.status_seconds == 7
@@ -129,8 +137,23 @@ def test_settings_of_the_chart_are_settings_of_the_operator(render: Render) -> N
 
 
 def test_defaults_of_the_chart_are_the_operators(render: Render) -> None:
-    settings = from_environment({variable["name"]: variable["value"] for variable in container(render())["env"]})
-    assert settings == from_environment({})
+    settings = from_environment(values_of(container(render())))
+    assert settings == Settings(key_file=settings.key_file)
+
+
+def test_the_key_of_the_runs_is_made_once_mounted_and_kept(render: Render) -> None:
+    objects = render()
+    (secret,) = (one for one in of_kind(objects, "Secret") if "key" in one.get("data", {}))
+    assert secret["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert len(base64.b64decode(secret["data"]["key"])) >= LEAST_KEY_BYTES
+    box, spec = container(objects), deployment(objects)["spec"]["template"]["spec"]
+    (mount,) = (one for one in box["volumeMounts"] if one["name"] == "key")
+    assert values_of(box)["RLJOB_KEY_FILE"] == f"{mount['mountPath']}/key"
+    assert {"name": "key", "secret": {"secretName": secret["metadata"]["name"]}} in spec["volumes"]
+    given = render("operator.existingKeySecret=mine")
+    assert [one for one in of_kind(given, "Secret") if "key" in one.get("data", {})] == []
+    volumes = deployment(given)["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "key", "secret": {"secretName": "mine"}} in volumes
 
 
 def test_image_is_named_by_tag_or_digest(render: Render) -> None:

@@ -14,6 +14,8 @@ from rljob_operator.webhook import PATH
 from .conftest import Render
 from .test_render import deployment, of_kind
 
+# No Secret of the runs' key among those that are looked at.
+OTHER_KEY = "operator.existingKeySecret=other"
 NAME = "rljob-webhook"
 NAMESPACE = "rljob-system"
 
@@ -60,7 +62,7 @@ def test_a_restricted_installation_asks_about_its_namespaces(render: Render) -> 
 def test_the_generated_certificate_is_for_the_service_and_trusted(render: Render) -> None:
     objects = render()
     (hook,) = the(objects, "ValidatingWebhookConfiguration")["webhooks"]
-    secret = the(objects, "Secret")
+    secret = next(one for one in of_kind(objects, "Secret") if one["type"] == "kubernetes.io/tls")
     authority = base64.b64decode(hook["clientConfig"]["caBundle"]).decode()
     assert authority == base64.b64decode(secret["data"]["ca.crt"]).decode()
     assert ssl.create_default_context(cadata=authority).get_ca_certs()
@@ -68,7 +70,7 @@ def test_the_generated_certificate_is_for_the_service_and_trusted(render: Render
 
 
 def test_cert_manager_takes_over_when_asked(render: Render) -> None:
-    objects = render("webhook.certificate.certManager.enabled=true")
+    objects = render("webhook.certificate.certManager.enabled=true", OTHER_KEY)
     configuration = the(objects, "ValidatingWebhookConfiguration")
     assert configuration["metadata"]["annotations"] == {"cert-manager.io/inject-ca-from": f"{NAMESPACE}/{NAME}"}
     assert "caBundle" not in configuration["webhooks"][0]["clientConfig"]
@@ -84,7 +86,7 @@ def test_cert_manager_takes_over_when_asked(render: Render) -> None:
 
 
 def test_a_certificate_of_ones_own_is_mounted_and_its_authority_trusted(render: Render) -> None:
-    objects = render("webhook.certificate.existingSecret=mine", "webhook.certificate.caBundle=Q0E=")
+    objects = render("webhook.certificate.existingSecret=mine", "webhook.certificate.caBundle=Q0E=", OTHER_KEY)
     assert of_kind(objects, "Secret") == []
     assert deployment(objects, NAME)["spec"]["template"]["spec"]["volumes"][0]["secret"] == {"secretName": "mine"}
     assert the(objects, "ValidatingWebhookConfiguration")["webhooks"][0]["clientConfig"]["caBundle"] == "Q0E="
@@ -93,7 +95,7 @@ def test_a_certificate_of_ones_own_is_mounted_and_its_authority_trusted(render: 
 def test_two_replicas_get_a_disruption_budget_and_none_is_left_when_it_is_off(render: Render) -> None:
     assert of_kind(render(), "PodDisruptionBudget") == []
     assert the(render("webhook.replicas=2"), "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
-    kinds = {found["kind"] for found in render("webhook.enabled=false")}
+    kinds = {found["kind"] for found in render("webhook.enabled=false", OTHER_KEY)}
     assert not kinds & {"ValidatingWebhookConfiguration", "Service", "Secret", "Issuer", "Certificate"}
 
 

@@ -20,6 +20,16 @@ from .conftest import SYSTEM, Manifest, wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
+ASK_RAY = f"""
+import pathlib, urllib.request
+token = pathlib.Path("{names.ACCESS_TOKEN_FILE}").read_text()
+request = urllib.request.Request(
+    "http://127.0.0.1:{names.DASHBOARD_PORT}/api/jobs/", headers={{"Authorization": f"Bearer {{token}}"}}
+)
+print(urllib.request.urlopen(request, timeout=20).read().decode())
+"""
+
+
 def step(job: dict[str, Any]) -> int:
     return int(job.get("status", {}).get("step", 0))
 
@@ -42,10 +52,12 @@ def test_an_applied_job_trains_to_its_target_though_the_operator_is_killed(kubec
 
     service = names.head_service(names.cluster_name("copy", 1))
     proxy = f"/api/v1/namespaces/{kubectl.namespace}/services/{service}:{names.DASHBOARD_PORT}/proxy/api/jobs/"
-    submitted = json.loads(kubectl("get", "--raw", proxy))
+    with pytest.raises(CommandError, match="provide credentials"):  # 401: the attempt's token is needed
+        kubectl("get", "--raw", proxy)
+    (head,) = kubectl.pods(f"{names.LABEL_JOB}=copy,{names.LABEL_RAY_NODE_TYPE}=head")
+    submitted = json.loads(kubectl("exec", head["metadata"]["name"], "--", "python", "-c", ASK_RAY))
     assert [entry["submission_id"] for entry in submitted] == [names.submission_id("copy", 1)]
 
-    (head,) = kubectl.pods(f"{names.LABEL_JOB}=copy,{names.LABEL_RAY_NODE_TYPE}=head")
     path = f"{names.VOLUME_MOUNT_PATH}/{names.run_directory(kubectl.namespace, 'copy')}/metrics.jsonl"
     rows = [json.loads(line) for line in kubectl("exec", head["metadata"]["name"], "--", "cat", path).splitlines()]
     assert [row["step"] for row in rows] == list(range(1, status["step"] + 1))

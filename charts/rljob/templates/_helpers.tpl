@@ -47,6 +47,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end }}
 
+{{- define "rljob.keySecret" -}}
+{{- default (printf "%s-key" (include "rljob.fullname" .)) .Values.operator.existingKeySecret }}
+{{- end }}
+
 {{- define "rljob.image" -}}
 {{- if .Values.image.digest }}
 {{- printf "%s@%s" .Values.image.repository .Values.image.digest }}
@@ -55,7 +59,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end }}
 
-{{- /* The whole of what the operator may do. No secrets, no exec, no wildcard, nothing on nodes; it writes no RLJob but its status. */}}
+{{- /* The whole of what the operator may do. It reads no Secret; no exec, no wildcard, nothing on nodes; it writes no RLJob but its status. */}}
 {{- define "rljob.rules" -}}
 - apiGroups: [rljob.dev]
   resources: [rljobs]
@@ -82,6 +86,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create]
+# The token of an attempt and the network policy of a run; neither is ever read.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [create]
 {{- if eq .Values.operator.rayAccess "ApiServerProxy" }}
 - apiGroups: [""]
   resources: [services/proxy]

@@ -20,7 +20,7 @@ from rljob_operator.api import (
     RayError,
 )
 from rljob_operator.times import format_time
-from rljob_operator.world import Claim, Driver, DriverAnswer, DriverUnknown, SaveAnswer, Unreachable
+from rljob_operator.world import Claim, Driver, DriverAnswer, DriverUnknown, Job, SaveAnswer, Unreachable
 
 from .builders import T0, UID, merge
 
@@ -40,6 +40,8 @@ class FakeCluster:
         self.jobs: dict[str, Object] = {}
         self.clusters: dict[str, Object] = {}
         self.pods: dict[str, Object] = {}
+        self.secrets: dict[str, Object] = {}
+        self.policies: dict[str, Object] = {}
         self.claims = {"copy-checkpoints"}
         self.claims_bound = True
         self.kuberay = True
@@ -168,6 +170,8 @@ class FakeCluster:
         name = manifest["metadata"]["name"]
         if name in self.clusters:
             raise AlreadyExistsError(409, "AlreadyExists", name, "POST")
+        if manifest["spec"]["authOptions"]["secretName"] not in self.secrets:
+            raise BrokenError(f"{name} is created before the Secret that its pods need")
         alive = [pod["metadata"]["name"] for pod in self.pods.values()]
         if alive or self.clusters:
             raise BrokenError(f"{name} is created while {alive or list(self.clusters)} of another attempt exists")
@@ -177,6 +181,24 @@ class FakeCluster:
         obj["metadata"]["uid"] = f"uid-{name}"
         self.clusters[name] = self._new(obj)
         return copy.deepcopy(obj)
+
+    async def create_secret(self, manifest: Mapping[str, Any]) -> None:
+        self._request()
+        name = manifest["metadata"]["name"]
+        if name in self.secrets:
+            raise AlreadyExistsError(409, "AlreadyExists", name, "POST")
+        self.secrets[name] = copy.deepcopy(dict(manifest))
+
+    async def delete_secret(self, namespace: str, name: str) -> None:
+        self._request()
+        self.secrets.pop(name, None)
+
+    async def create_network_policy(self, manifest: Mapping[str, Any]) -> None:
+        self._request()
+        name = manifest["metadata"]["name"]
+        if name in self.policies:
+            raise AlreadyExistsError(409, "AlreadyExists", name, "POST")
+        self.policies[name] = copy.deepcopy(dict(manifest))
 
     async def delete_cluster(self, namespace: str, name: str, uid: str) -> None:
         self._request()
@@ -248,12 +270,14 @@ class FakeRay:
         self.saves: list[str] = []
         self.save_answer = SaveAnswer(accepted=True, saved=True, step=1)
 
-    async def driver(self, namespace: str, cluster: str, submission: str) -> DriverAnswer:
+    async def driver(self, job: Job) -> DriverAnswer:
+        cluster, submission = job.cluster_name, job.submission_id
         if not self.reachable or cluster not in self._cluster.clusters:
             return Unreachable("no route")
         return self.jobs.get((cluster, submission), DriverUnknown())
 
-    async def submit(self, namespace: str, cluster: str, body: Mapping[str, Any]) -> None:
+    async def submit(self, job: Job, body: Mapping[str, Any]) -> None:
+        cluster = job.cluster_name
         if not self.reachable or cluster not in self._cluster.clusters:
             raise RayError("no route")
         if self.busy:
@@ -269,16 +293,16 @@ class FakeRay:
             self.swallow_answers -= 1
             raise RayError("timeout, though the request was taken")
 
-    async def report(self, namespace: str, cluster: str) -> ProgressReport | Unreachable:
-        found = self.reports.get(cluster)
+    async def report(self, job: Job) -> ProgressReport | Unreachable:
+        found = self.reports.get(job.cluster_name)
         return found if found is not None and self.reachable else Unreachable("no route")
 
-    async def save(self, namespace: str, cluster: str, wait_seconds: float) -> SaveAnswer | Unreachable:
-        self.saves.append(cluster)
+    async def save(self, job: Job, wait_seconds: float) -> SaveAnswer | Unreachable:
+        self.saves.append(job.cluster_name)
         return self.save_answer if self.reachable else Unreachable("no route")
 
-    async def last_report_in_logs(self, namespace: str, cluster: str, submission: str) -> ProgressReport | Unreachable:
-        return self.logged.get(cluster) or Unreachable("no report in the driver's log")
+    async def last_report_in_logs(self, job: Job) -> ProgressReport | Unreachable:
+        return self.logged.get(job.cluster_name) or Unreachable("no report in the driver's log")
 
     def end(self, cluster: str, status: str, code: int | None, message: str = "") -> None:
         self.jobs[cluster, cluster] = Driver(status, code, message)

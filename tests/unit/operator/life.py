@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rljob_operator.access import Access
 from rljob_operator.api import ApiError, ApiUnreachableError, RayError
 from rljob_operator.reconciler import Reconciler
 from rljob_operator.settings import Settings
@@ -10,6 +11,7 @@ from rljob_operator.store import Store
 from .fakes import FakeCluster, FakeRay, later
 
 KEY = ("default", "copy")
+ACCESS = Access(b"a key of the tests, long enough to be one")
 
 
 class Operator:
@@ -27,6 +29,7 @@ class Operator:
             ray=self.ray,
             store=self.store,
             settings=Settings(status_seconds=15),
+            access=ACCESS,
             clock=lambda: self.kube.now,
             kuberay_present=self.kube.kuberay,
         )

@@ -17,7 +17,7 @@ from rljob_operator.world import Unreachable, World
 
 from .builders import SPEC, apply, at, job, outcome, running, spec, stamp, training, world
 from .fakes import FakeCluster, FakeRay, gone
-from .life import KEY, Operator
+from .life import ACCESS, KEY, Operator
 
 
 def fresh(template: Any) -> World:
@@ -90,7 +90,7 @@ def test_a_defect_takes_no_verdict_back() -> None:
 @pytest.mark.parametrize("writable", [True, False])
 async def test_the_service_writes_a_defect_into_the_status_and_goes_on(writable: bool) -> None:
     kube = FakeCluster(spec())
-    service = Service(cast(Any, kube), Settings(), with_kuberay=True)
+    service = Service(cast(Any, kube), Settings(), ACCESS, with_kuberay=True)
     kube.tell(service.store)
     passes = asyncio.Queue[None]()
 

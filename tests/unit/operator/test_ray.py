@@ -10,10 +10,14 @@ import pytest
 from aiohttp import web
 
 from rljob_operator.api import ApiUnreachableError, HttpAnswer, RayError
+from rljob_operator.bodies import LONGEST_BODY
 from rljob_operator.ray import DirectTransport, Ray
 from rljob_operator.world import Driver, DriverUnknown, Unreachable
 
-from .builders import report
+from .builders import job, report, running
+from .life import ACCESS
+
+JOB = job(running())
 
 
 class Canned:
@@ -24,9 +28,16 @@ class Canned:
         self.asked: list[tuple[Any, ...]] = []
 
     async def __call__(
-        self, method: str, namespace: str, service: str, port: int, path: str, body: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        namespace: str,
+        service: str,
+        port: int,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        token: str = "",
     ) -> HttpAnswer:
-        self.asked.append((method, namespace, service, port, path, body))
+        self.asked.append((method, namespace, service, port, path, body, token))
         return self.answer
 
 
@@ -68,8 +79,8 @@ DETAILS = {"status": "FAILED", "driver_exit_code": 13, "message": "last lines", 
 )
 async def test_what_ray_knows_of_a_driver(status: int, body: str, answer: Any) -> None:
     transport = Canned(status, body)
-    assert await Ray(transport).driver("ns", "copy-1", "copy-1") == answer
-    assert transport.asked == [("GET", "ns", "copy-1-head-svc", 8265, "/api/jobs/copy-1", None)]
+    assert await Ray(transport, ACCESS).driver(JOB) == answer
+    assert transport.asked == [("GET", "default", "copy-1-head-svc", 8265, "/api/jobs/copy-1", None, ACCESS.token(JOB))]
 
 
 @pytest.mark.parametrize(
@@ -87,21 +98,21 @@ async def test_what_ray_knows_of_a_driver(status: int, body: str, answer: Any) -
     ],
 )
 async def test_what_is_no_answer_of_ray_never_looks_like_an_unknown_driver(status: int, body: str) -> None:
-    assert isinstance(await Ray(Canned(status, body)).driver("ns", "copy-1", "copy-1"), Unreachable)
+    assert isinstance(await Ray(Canned(status, body), ACCESS).driver(JOB), Unreachable)
 
 
 async def test_no_connection_is_unreachable() -> None:
-    ray = Ray(refused)
-    assert await ray.driver("ns", "c", "s") == Unreachable("connection refused")
-    assert await ray.report("ns", "c") == Unreachable("connection refused")
-    assert await ray.last_report_in_logs("ns", "c", "s") == Unreachable("connection refused")
+    ray = Ray(refused, ACCESS)
+    assert await ray.driver(JOB) == Unreachable("connection refused")
+    assert await ray.report(JOB) == Unreachable("connection refused")
+    assert await ray.last_report_in_logs(JOB) == Unreachable("connection refused")
     with pytest.raises(RayError, match="connection refused"):
-        await ray.submit("ns", "c", {})
+        await ray.submit(JOB, {})
 
 
 async def test_a_submission_that_exists_is_a_success() -> None:
     traceback = "Traceback (most recent call last):\n ...\nValueError: Job with submission_id copy-1 already exists."
-    await Ray(Canned(500, traceback)).submit("ns", "c", SUBMISSION)
+    await Ray(Canned(500, traceback), ACCESS).submit(JOB, SUBMISSION)
 
 
 async def test_a_refused_submission_names_the_last_line() -> None:
@@ -109,8 +120,8 @@ async def test_a_refused_submission_names_the_last_line() -> None:
         RayError, match=r"^Ray answered 500: Exception: No available agent to submit job, please try again later\.$"
     ):
         await Ray(
-            Canned(500, "Traceback\n  File x\nException: No available agent to submit job, please try again later.\n")
-        ).submit("ns", "c", SUBMISSION)
+            Canned(500, "Traceback\n  File x\nException: No available agent to submit job, please try again later.\n"), ACCESS
+        ).submit(JOB, SUBMISSION)
 
 
 @pytest.mark.parametrize("name", ["copy-1", "copy-12"])
@@ -122,14 +133,65 @@ async def test_only_rays_word_about_this_submission_makes_a_refused_one_a_succes
         "Job with submission_id copy-7 already exists",
     ):
         with pytest.raises(RayError):
-            await Ray(Canned(500, body)).submit("ns", "c", {"submission_id": name})
+            await Ray(Canned(500, body), ACCESS).submit(JOB, {"submission_id": name})
 
 
 async def test_a_report_of_another_version_is_named_not_half_read() -> None:
     wire = report(3).to_wire() | {"reportVersion": 2}
-    answer = await Ray(Canned(200, json.dumps(wire))).report("ns", "c")
+    answer = await Ray(Canned(200, json.dumps(wire)), ACCESS).report(JOB)
     assert isinstance(answer, Unreachable)
     assert "reportVersion" in answer.detail
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("step", -1),
+        ("step", 2**60),
+        ("phase", "Sleeping"),
+        ("uid", "u" * 300),
+        ("prompts.skippedBy", {f"cause {number}": [1] for number in range(9)}),
+        ("prompts.skippedBy", {"c" * 65: [1]}),
+        ("prompts.skippedBy", {"BadRow": list(range(101))}),
+        ("checkpoint", {"step": 1, "path": "p" * 1025}),
+        ("oldest", [{"ordinal": 1, "ageSeconds": 1.0}] * 9),
+        ("surprise", 1),
+    ],
+)
+async def test_a_report_beyond_its_bounds_is_no_report_and_names_the_field(path: str, value: Any) -> None:
+    wire: dict[str, Any] = report(3).to_wire()
+    *parents, last = path.split(".")
+    place = wire
+    for name in parents:
+        place = place[name]
+    place[last] = value
+    answer = await Ray(Canned(200, json.dumps(wire)), ACCESS).report(JOB)
+    assert isinstance(answer, Unreachable)
+    assert path in answer.detail
+
+
+async def test_only_the_end_of_an_endless_answer_is_kept() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(64):
+            await response.write(b"x" * 2**18)
+        await response.write(b"end")
+        return response
+
+    app = web.Application()
+    app.router.add_get("/{tail:.*}", handler)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    transport = DirectTransport("http://127.0.0.1:" + str(runner.addresses[0][1]) + "/{namespace}/{service}/{port}")
+    try:
+        answer = await transport("GET", "ns", "copy-1-head-svc", 8265, "/")
+    finally:
+        await transport.close()
+        await runner.cleanup()
+    assert len(answer.body) == LONGEST_BODY
+    assert answer.body.endswith("xend")
 
 
 async def test_the_last_report_is_found_in_logs_whose_beginning_is_cut_off() -> None:
@@ -140,10 +202,10 @@ async def test_the_last_report_is_found_in_logs_whose_beginning_is_cut_off() -> 
         "end",
     ]
     transport = Canned(200, json.dumps({"logs": "\n".join(lines)})[30:])
-    answer = await Ray(transport).last_report_in_logs("ns", "c", "copy-1")
+    answer = await Ray(transport, ACCESS).last_report_in_logs(JOB)
     assert answer == report(9)
     assert transport.asked[0][4] == "/api/jobs/copy-1/logs"
-    assert isinstance(await Ray(Canned(200, json.dumps({"logs": "nothing"}))).last_report_in_logs("n", "c", "s"), Unreachable)
+    assert isinstance(await Ray(Canned(200, json.dumps({"logs": "nothing"})), ACCESS).last_report_in_logs(JOB), Unreachable)
 
 
 async def test_the_direct_transport_reaches_a_server_and_names_the_url_when_it_does_not() -> None:

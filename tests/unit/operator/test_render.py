@@ -35,7 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
                     "containers": [
                         {
                             "name": "trainer",
-                            "env": [{"name": "NCCL_DEBUG", "value": "INFO"}, {"name": "RAY_AUTH_MODE", "value": "token"}],
+                            "env": [{"name": "NCCL_DEBUG", "value": "INFO"}, {"name": "RAY_AUTH_MODE", "value": "disabled"}],
                             "volumeMounts": [{"name": "models", "mountPath": "/models"}],
                             "resources": {"limits": {"rdma/hca": "1"}},
                         },
@@ -71,8 +71,8 @@ def test_ours_wins_over_the_template() -> None:
     head = rendered("gpu-nodes-template")["spec"]["headGroupSpec"]["template"]
     assert head["metadata"]["labels"]["rljob.dev/job"] == "copy"
     assert head["spec"]["restartPolicy"] == "Never"
-    environment = {one["name"]: one["value"] for one in head["spec"]["containers"][0]["env"]}
-    assert environment["RAY_AUTH_MODE"] == "disabled"
+    environment = {one["name"]: one.get("value") for one in head["spec"]["containers"][0]["env"]}
+    assert environment["RAY_AUTH_MODE"] == "token"
     assert environment["NCCL_DEBUG"] == "INFO"
 
 

@@ -24,6 +24,13 @@ REFUSED = {
 }
 
 
+@pytest.fixture
+def key(tmp_path: Path) -> str:
+    path = tmp_path / "key"
+    path.write_text("k" * 48)
+    return str(path)
+
+
 def start(**environment: str) -> subprocess.CompletedProcess[str]:
     values = {name: value for name, value in os.environ.items() if not name.startswith(("RLJOB_", "KUBE"))}
     return subprocess.run(
@@ -36,26 +43,26 @@ def start(**environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_an_unreachable_api_server_is_named(tmp_path: Path) -> None:
+def test_an_unreachable_api_server_is_named(tmp_path: Path, key: str) -> None:
     path = tmp_path / "config"
     path.write_text(yaml.safe_dump(REFUSED))
-    done = start(KUBECONFIG=str(path))
+    done = start(KUBECONFIG=str(path), RLJOB_KEY_FILE=key)
     assert done.returncode == 1
     assert "the API server at http://127.0.0.1:9 does not answer" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_missing_kubeconfig_is_named(tmp_path: Path) -> None:
-    done = start(KUBECONFIG=str(tmp_path / "nowhere"))
+def test_a_missing_kubeconfig_is_named(tmp_path: Path, key: str) -> None:
+    done = start(KUBECONFIG=str(tmp_path / "nowhere"), RLJOB_KEY_FILE=key)
     assert done.returncode == 1
     assert done.stderr == f"rljob-operator: no kubeconfig at {tmp_path / 'nowhere'}; set KUBECONFIG to one, or run in a pod\n"
 
 
 @pytest.mark.parametrize("text", ["just words", "{}", "clusters: [", "apiVersion: v1\nkind: Config\n"])
-def test_an_unusable_kubeconfig_is_named(tmp_path: Path, text: str) -> None:
+def test_an_unusable_kubeconfig_is_named(tmp_path: Path, key: str, text: str) -> None:
     path = tmp_path / "config"
     path.write_text(text)
-    done = start(KUBECONFIG=str(path))
+    done = start(KUBECONFIG=str(path), RLJOB_KEY_FILE=key)
     assert done.returncode == 1
     assert f"cannot use {path}" in done.stderr
     assert "Traceback" not in done.stderr
@@ -65,6 +72,18 @@ def test_a_bad_setting_is_named() -> None:
     done = start(RLJOB_WORKERS="many")
     assert done.returncode == 2
     assert done.stderr == "rljob-operator: RLJOB_WORKERS='many'; an integer from 1 to 65535 would do\n"
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "No such file"), ("short", "the key has 5 bytes")])
+def test_an_unusable_key_is_named(tmp_path: Path, content: str | None, words: str) -> None:
+    path = tmp_path / "key"
+    if content is not None:
+        path.write_text(content)
+    done = start(RLJOB_KEY_FILE=str(path))
+    assert done.returncode == 2
+    assert f"RLJOB_KEY_FILE='{path}'" in done.stderr
+    assert words in done.stderr
+    assert "random bytes would do" in done.stderr
 
 
 def test_help_tells_the_settings() -> None:

@@ -18,7 +18,6 @@ LINGER_SECONDS = 15.0
 
 def main() -> int:
     """Run the attempt that the environment describes."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
         attempt = attempt_from_environment()
