@@ -52,6 +52,8 @@ class Chosen(ApiModel):
     """Prompts that the saved run had handed out."""
     at_risk: Count = 0
     """Prompts that may have been lost before it; 0 with a ledger."""
+    source: bool = False
+    """`path` is below the root of the claim of `checkpoint.from`, not of the job's own."""
     reshard: bool = False
     """It was written in another parallel layout and will be resharded on loading."""
 

@@ -9,7 +9,7 @@ over and named, and never deleted.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,9 +129,31 @@ class RunDirectory:
 
     # ---- reading ----------------------------------------------------------------------------
 
-    def choose(self, level: Level = "Sizes", unloadable: str = "") -> Choice:
-        """The newest valid checkpoint on the lineage and why others were passed over. Reads no state but manifests."""
-        return survey.choose(self.files, level, unloadable)
+    def choose(
+        self, level: Level = "Sizes", unloadable: Collection[str] = (), check: Callable[[Checkpoint], object] | None = None
+    ) -> Choice:
+        """The newest valid checkpoint on the lineage and why others were passed over.
+
+        What is `unloadable` is passed over by name. `check` gets a checkpoint without its finished groups and may find more
+        wrong with it by raising InvalidCheckpointError. Raises FenceError, CheckpointError where nothing can be told.
+        """
+
+        def more(name: str, manifest: Manifest) -> None:
+            if check is not None:
+                check(_with_state(self.files, self.root / name, name, manifest, buffer=False))
+
+        return survey.choose(self.files, level, unloadable, more)
+
+    def still_there(self, name: str) -> bool:
+        """For the taker of a token: whether what it goes on from is there, brought back if its deletion had begun."""
+        try:
+            writing.restore(self.files, name)
+            verify(self.files, name, "Sizes")
+        except InvalidCheckpointError:
+            return False
+        except OSError as err:
+            raise CheckpointError(f"cannot bring {self.root / name} back: {_reason(err)}") from err
+        return True
 
     def judge_all(self, level: Level = "Sizes") -> list[Judged]:
         """Every directory that is named like a checkpoint, newest first."""

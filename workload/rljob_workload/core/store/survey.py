@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from rljob_workload.core.store.errors import CheckpointError, InvalidCheckpointError
@@ -49,8 +50,10 @@ class Judged:
     why: str
 
 
-def choose(files: Files, level: Level, unloadable: str = "") -> Choice:
-    """The newest valid checkpoint on the lineage; `unloadable` is passed over, and looked at wholly to say what is wrong.
+def choose(files: Files, level: Level, unloadable: Collection[str], check: Callable[[str, Manifest], None]) -> Choice:
+    """The newest valid checkpoint on the lineage; what is `unloadable` is passed over, and read wholly to say what is wrong.
+
+    `check` raises InvalidCheckpointError for one that its reader does not take.
 
     Raises CheckpointError when the directory or the fence cannot be read.
     """
@@ -61,16 +64,15 @@ def choose(files: Files, level: Level, unloadable: str = "") -> Choice:
         if not lineage.admits(name):
             passed_over.append(PassedOver(str(name), lineage.why_not(name), on_lineage=False))
             continue
-        failed = str(name) == unloadable
+        failed = str(name) in unloadable
         try:
             manifest = verify(files, str(name), "Full" if failed else level)
+            check(str(name), manifest)
         except InvalidCheckpointError as err:
             passed_over.append(PassedOver(str(name), err.why))
             continue
         if failed:
-            passed_over.append(
-                PassedOver(str(name), "the last attempt could not load it, though every byte is as it was written")
-            )
+            passed_over.append(PassedOver(str(name), "an attempt could not load it, though every byte is as it was written"))
             continue
         return Choice(str(name), manifest, verified_level(manifest, level), tuple(passed_over), fence)
     return Choice(None, None, level, tuple(passed_over), fence)
