@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from dev.proof.life import Life
 
@@ -118,15 +119,24 @@ def hit(life: Life) -> Hit:
     events = life.events()
     if not any("asked" in event for event in events):
         return Hit.RESUME if _checkpoints(life.directory) else Hit.START
-    committed = {event["committed"] for event in events if "committed" in event}
+    committed = [event["committed"] for event in events if "committed" in event]
     trained = life.trained()
     if trained and trained[-1] not in committed:
         return Hit.COMMIT
+    if _unpublished(life, events):
+        return Hit.SAVE
     last = next((event for event in reversed(events) if {"snapshot", "asked"} & event.keys()), {})
-    if "snapshot" in last:
-        published = any(path.name.startswith(f"step-{trained[-1]:06d}-") for path in life.directory.iterdir())
-        return Hit.SAVED if published else Hit.SAVE
-    return Hit.STEPS
+    return Hit.SAVED if "snapshot" in last else Hit.STEPS
+
+
+def _unpublished(life: Life, events: list[dict[str, Any]]) -> bool:
+    """Whether the newest save of this life has not become a checkpoint. Engines may have gone on generating meanwhile."""
+    step, saved = 0, None
+    for event in events:
+        step = event.get("committed", step)
+        if "snapshot" in event:
+            saved = step
+    return saved is not None and not any(name.startswith(f"step-{saved:06d}-") for name in _checkpoints(life.directory))
 
 
 def _checkpoints(directory: Path) -> list[str]:

@@ -116,7 +116,6 @@ def test_broken_rules_come_before_what_is_not_supported_yet(bent: Bend) -> None:
         ("generation.kvCache.mode", "Offload"),
         ("generation.server.enabled", True),
         ("failurePolicy.rules", [{"name": "x", "action": "Fail"}]),
-        ("checkpoint.from", {"claimName": "other", "path": "runs/a/b/step-000001-t000001"}),
         ("deadlines.onStall", "Warn"),
     ],
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _MODULUS = 2**64
+#: The ranks' part of a checkpoint: a directory of Megatron's.
+WEIGHTS = "weights"
 
 
 @dataclass(frozen=True, slots=True)

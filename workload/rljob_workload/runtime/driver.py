@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from rljob_api.exitcodes import ExitCode
 from rljob_api.progress import Finished
-from rljob_workload.core.checkpoint import CheckpointError, RunDirectory
+from rljob_workload.core.checkpoint import Checkpoint, CheckpointError, RunDirectory
 from rljob_workload.core.rollouts import StepInfo
 from rljob_workload.environments import load_environment
 from rljob_workload.runtime import launch, preflight
@@ -28,7 +28,8 @@ from rljob_workload.runtime.metrics import MetricsFile
 from rljob_workload.runtime.progress import Progress, utc_now
 from rljob_workload.runtime.prompts import cap_report, too_many_skipped
 from rljob_workload.runtime.rank import RankStep
-from rljob_workload.runtime.resume import checkpoint_info, newest_checkpoint, resume
+from rljob_workload.runtime.resume import beginning, checkpoint_info, resume
+from rljob_workload.runtime.saves import Saves
 from rljob_workload.runtime.settings import Attempt
 from rljob_workload.runtime.step import Phases, Totals, metrics_line, prompt_counts, validation_prompts
 from rljob_workload.runtime.stop import StopSignal
@@ -52,6 +53,7 @@ class Driver:
         self._metrics = _open_metrics(attempt)
         self._environment = load_environment(str(self._spec.environment.builtin), fixed_length=self._task.eos is None)
         self._actors: launch.Actors | None = None
+        self._saves: Saves | None = None
         self._totals = Totals()
         self._version = 0
         self._stall = float(self._spec.deadlines.stall_seconds)
@@ -64,6 +66,7 @@ class Driver:
         try:
             self._start()
             finished = self._train_to_the_end()
+            self._ready_saves().wait()
         except RayTaskError as err:
             raise self._calls().classified(err) from err
         except RayActorError as err:
@@ -74,6 +77,8 @@ class Driver:
             where = err.filename or self._attempt.directory
             raise RunError(ExitCode.SAVE_FAILED, f"cannot write {where}: {err.strerror or err}") from err
         finally:
+            if self._saves is not None:
+                self._saves.settle()
             if self._actors is not None and ray.is_initialized():
                 self._actors.kill()
             self._metrics.close()
@@ -82,10 +87,10 @@ class Driver:
 
     def _start(self) -> None:
         began = time.monotonic()
-        self._directory.create()
-        for name in self._directory.remove_unfinished():
+        begin = beginning(self._attempt)
+        for name in self._directory.remove_unfinished(begin.token):
             log.info("removed the unfinished %s of an earlier attempt", name)
-        found = newest_checkpoint(self._directory, self._spec.algorithm.grpo.steps)
+        self._saves = Saves(self._attempt, begin.token, self._directory, self._saved)
         self._actors = launch.launch(self._attempt, spread=self._spread)
         placed = time.monotonic()
         self._progress.update(phase="Loading")
@@ -94,8 +99,10 @@ class Driver:
         address = self._calls().get(ranks[0].address.remote(), deadline, "rank 0 did not name its address")
         self._calls().get([rank.setup.remote(address) for rank in ranks], deadline, "the ranks did not get ready")
         loaded = time.monotonic()
-        resumed = resume(self._calls(), found, self._attempt, self._totals, self._metrics.last)
+        resumed = resume(self._calls(), begin.checkpoint, self._attempt, self._totals, self._metrics.last)
         self._version = resumed.version
+        if begin.checkpoint is not None:
+            self._saves.resumed(begin.checkpoint)
         self._calls().get(
             self._actors.collector.start.remote(self._actors.replicas, self._version), deadline, "the collector hangs"
         )
@@ -122,6 +129,7 @@ class Driver:
     # ---- one step ---------------------------------------------------------------------------
 
     def _step(self, step: int) -> Finished | None:
+        self._ready_saves().check()
         save_due = self._save_due(step)
         validate_due = self._validation_due(step)
         phases = Phases()
@@ -152,6 +160,8 @@ class Driver:
             with phases.timed("commit"):
                 self._calls().get(self._calls().collector.resume.remote(self._version), self._stall, "the collector hangs")
         self._report(step, taken.info, results, counters, phases, reward)
+        if stop or reached is not None:
+            self._ready_saves().wait()
         if too_many is not None:
             raise RunError(ExitCode.SKIPPED_TOO_MANY, f"step {step}, which was saved: {too_many}")
         if stop and reached is None:
@@ -170,6 +180,7 @@ class Driver:
         self._progress.update(phase="Training")
         results: list[RankStep] = self._calls().ranks("train", self._stall, ExitCode.HANDOVER_TIMEOUT, batch, wake)
         self._version = step
+        self._ready_saves().stepped(max(result.stats.grad_norm for result in results))
         return results
 
     def _commit(self, step: int, taken: Taken) -> dict[str, Any]:
@@ -228,9 +239,6 @@ class Driver:
         self._progress.update(phase="Saving")
         deadline = self._spec.deadlines.save_seconds
         collected = self._calls().get(self._calls().collector.snapshot.remote(), deadline, "the collector gives no snapshot")
-        token = self._attempt.token
-        tmp = self._directory.begin(step, token)
-        self._calls().ranks("save", deadline, ExitCode.SAVE_FAILED, str(tmp))
         state = {
             "collector": collected,
             "elapsed_seconds": self._elapsed(),
@@ -240,10 +248,16 @@ class Driver:
             "uid": self._attempt.uid,
             "attempt": self._attempt.number,
         }
-        saved = self._directory.publish(tmp, step, token, state)
-        self._directory.prune(self._spec.checkpoint.keep_last)
-        self._progress.update(checkpoint=checkpoint_info(self._attempt, saved))
-        log.info("step %d: saved %s", step, saved.name)
+        self._ready_saves().begin(self._calls(), step, state)
+
+    def _saved(self, checkpoint: Checkpoint) -> None:
+        """There is a new checkpoint (told by the thread that wrote it)."""
+        self._progress.update(checkpoint=checkpoint_info(self._attempt, checkpoint))
+
+    def _ready_saves(self) -> Saves:
+        if self._saves is None:
+            raise RuntimeError("the attempt has not begun")
+        return self._saves
 
     def _calls(self) -> Calls:
         """The actors, once they are there."""

@@ -33,8 +33,9 @@ Published = Callable[[Checkpoint], None]
 class Saves:
     """All saves of one attempt."""
 
-    def __init__(self, attempt: Attempt, directory: RunDirectory, published: Published) -> None:
+    def __init__(self, attempt: Attempt, token: int, directory: RunDirectory, published: Published) -> None:
         self._attempt = attempt
+        self._token = token
         self._directory = directory
         self._published = published
         self._deadline = float(attempt.spec.deadlines.save_seconds)
@@ -60,7 +61,7 @@ class Saves:
         Waits for the save before, if it is still being written. Raises RunError: SAVE_FAILED, FENCED.
         """
         self.wait()
-        tmp = self._guarded(lambda: self._directory.begin(step, self._attempt.token))
+        tmp = self._guarded(lambda: self._directory.begin(step, self._token))
         staged: list[Staged] = calls.ranks("save", self._deadline, ExitCode.SAVE_FAILED, str(tmp))
         digest = str(sum((part.digest for part in staged), WeightDigest()))
         if problem := self._guard.problem(step, digest):
@@ -92,6 +93,13 @@ class Saves:
             self._thread = None
         self.check()
 
+    def settle(self) -> None:
+        """The attempt is ending, well or badly: a save that can still be published is; one that cannot is only logged."""
+        try:
+            self.wait()
+        except RunError as err:
+            log.warning("the checkpoint of step %d was not published: %s", self._saving, err)
+
     def _end(self, calls: Calls, tmp: Path, step: int, state: Mapping[str, Any], origin: Origin) -> None:
         """In a thread of its own: from the ranks' files to the checkpoint."""
         try:
@@ -100,7 +108,7 @@ class Saves:
             self._published(saved)
             log.info("step %d: saved %s", step, saved.name)
             # After the report: whoever reads it must find the checkpoint, and the old ones are in nobody's way.
-            self._guarded(lambda: self._directory.prune(self._attempt.spec.checkpoint.keep_last, self._attempt.token))
+            self._guarded(lambda: self._directory.prune(self._attempt.spec.checkpoint.keep_last, self._token))
         except BaseException as err:  # noqa: BLE001 - raised again in the driver's own thread, at its next step
             self._failure = err
 
@@ -109,7 +117,7 @@ class Saves:
         reports = _in_background(calls, [(rank.written, ()) for rank in ranks], self._deadline, "has written its file")
         ends: list[tuple[Any, tuple[Any, ...]]] = [(rank.finish_save, (reports if rank is ranks[0] else [],)) for rank in ranks]
         _in_background(calls, ends, self._deadline, "has ended the save")
-        return self._directory.publish(tmp, step, self._attempt.token, state, origin)
+        return self._directory.publish(tmp, step, self._token, state, origin)
 
     def _origin(self, state: Mapping[str, Any], digest: str) -> Origin:
         attempt = self._attempt
