@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -258,14 +257,12 @@ class _GpuAttention(torch.nn.Module):
 def _stack(spec: RLJobSpec, shape: Shape) -> Any:
     """The trainer's layers, with experts and Mamba where the shape has them."""
     from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
-    from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
     from megatron.core.ssm.mamba_layer import MambaLayer, MambaLayerSubmodules
     from megatron.core.ssm.mamba_mixer import MambaMixer, MambaMixerSubmodules
     from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
     from megatron.core.transformer.spec_utils import ModuleSpec
-    from megatron.core.transformer.transformer_layer import MoETransformerLayer, TransformerLayerSubmodules
 
-    stack = layers.local_stack_spec()
+    stack = layers.local_stack_spec(shape.experts)
     parts = stack.submodules
     if spec.model.transformer == "TransformerEngine":
         parts.attention_layer.submodules.self_attention.submodules.core_attention = _GpuAttention
@@ -276,14 +273,6 @@ def _stack(spec: RLJobSpec, shape: Shape) -> Any:
         module=MambaLayer,
         submodules=MambaLayerSubmodules(norm=layers.local_norm, mixer=mixer, mamba_bda=get_bias_dropout_add),
     )
-    if shape.experts is not None:
-        experts = get_moe_module_spec(use_te=False, num_experts=shape.experts, moe_grouped_gemm=False)
-        parts.moe_layer = ModuleSpec(
-            module=MoETransformerLayer,
-            submodules=TransformerLayerSubmodules(
-                pre_mlp_layernorm=layers.local_norm, mlp=partial(experts), mlp_bda=get_bias_dropout_add
-            ),
-        )
     return stack
 
 

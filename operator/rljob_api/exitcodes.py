@@ -47,6 +47,9 @@ class ExitCode(IntEnum):
     HUNG = 83
     """A rank, the collector or a collective did not answer within its deadline."""
 
+    DEADLINE = 84
+    """No time for another step before deadlines.activeSeconds; the last step was saved."""
+
     @property
     def transient(self) -> bool:
         """Whether a new attempt on the same spec can end differently."""
@@ -62,6 +65,7 @@ _PERMANENT = frozenset(
         ExitCode.NON_FINITE,
         ExitCode.SKIPPED_TOO_MANY,
         ExitCode.REFUSED,
+        ExitCode.DEADLINE,
     }
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from .spec import Model, RLJobSpec, Shape
@@ -47,6 +48,20 @@ class Layout:
     def data(self) -> int:
         """Data-parallel size; 0 when the world is not divisible."""
         return self.world // self.model_ranks if self.world % self.model_ranks == 0 else 0
+
+    def replicas(self) -> list[list[int]]:
+        """Ranks that generate together, one list per set; every rank is in exactly one.
+
+        Megatron numbers ranks tensor first, then data, then pipeline, and experts over consecutive ranks of a stage. A set is
+        one copy of the model, or several where their ranks share experts: these exchange tokens in every layer, so all of
+        them take every step together.
+        """
+        stage = self.world // self.pipeline
+        block = math.lcm(self.tensor * self.context, self.expert_tensor * self.expert)
+        return [
+            [first + number * stage + rank for number in range(self.pipeline) for rank in range(block)]
+            for first in range(0, stage, block)
+        ]
 
 
 def layout_of(spec: RLJobSpec) -> Layout:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -144,20 +144,21 @@ def test_no_file_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--explain RULE" in capsys.readouterr().err
 
 
-def test_it_answers_within_half_a_second_without_the_heavy_libraries() -> None:
+def test_it_answers_within_half_a_second_of_work_without_the_heavy_libraries() -> None:
     program = (
         "import sys; from rljob_cli.main import main; status = main(sys.argv[1:]); "
         "sys.exit(9 if {'torch', 'ray', 'kubernetes', 'kopf', 'aiohttp'} & sys.modules.keys() else status)"
     )
-    fastest = 99.0
-    for _ in range(5):  # the machine may be busy: the best of five
-        began = time.monotonic()
+    cheapest = 99.0
+    for _ in range(5):  # processor time, and the best of five: the machine may be busy
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run((sys.executable, "-c", program, "validate", str(EXAMPLE)), check=False, env=os.environ)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert done.returncode == 0
-        fastest = min(fastest, time.monotonic() - began)
-        if fastest < 0.5:
+        cheapest = min(cheapest, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        if cheapest < 0.5:
             return
-    pytest.fail(f"{fastest:.2f} s")
+    pytest.fail(f"{cheapest:.2f} s")
 
 
 def model_directory(tmp_path: Path, config: Config) -> str:

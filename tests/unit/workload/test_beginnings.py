@@ -22,6 +22,7 @@ from rljob_workload.core.rollouts import RestoreReport
 from rljob_workload.runtime import driver as driver_module
 from rljob_workload.runtime import local, preflight
 from rljob_workload.runtime.calls import Calls
+from rljob_workload.runtime.control import Access, Control
 from rljob_workload.runtime.driver import Driver
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.progress import Progress
@@ -62,6 +63,7 @@ def run(attempt: Attempt, start_ray: Callable[[], dict[str, int]] = dict) -> int
         show_log=True,
         show_bar=False,
         linger_seconds=0.0,
+        access=Access(None),
     )
 
 
@@ -152,7 +154,7 @@ def test_a_report_that_names_its_resume_has_the_prompts_of_then(tmp_path: Path, 
             total_steps=attempt.spec.algorithm.grpo.steps,
         )
     )
-    Driver(attempt, progress, StopSignal(), spread=False)._start()
+    Driver(attempt, progress, StopSignal(), Control(StopSignal()), spread=False)._start()
     resumed = [report for report in reports if report.resume is not None]
     assert resumed
     assert resumed[0].checkpoint is not None

@@ -17,7 +17,8 @@ from rljob_workload.core.source import SourceChangedError, SourceError
 from rljob_workload.environments.base import Score
 from rljob_workload.megatron.errors import EngineError, NonFiniteError
 from rljob_workload.runtime import collector as module
-from rljob_workload.runtime.collector import Collector, CollectorFailedError
+from rljob_workload.runtime.collector import Collector
+from rljob_workload.runtime.errors import CollectorFailedError
 from rljob_workload.runtime.logs import close_files
 
 ROOT = Path(__file__).parents[3]
@@ -79,7 +80,9 @@ def make(tmp_path: Path) -> Any:
             section, _, field = path.partition("__")
             spec[section][field] = value
         collector = Collector(spec, str(tmp_path), 1)
-        collector._environment = environment or FakeEnvironment()  # the environment is chosen by name in a spec; here by object
+        collector._scorer.environment = (
+            environment or FakeEnvironment()
+        )  # the environment is chosen by name in a spec; here by object
         return collector
 
     yield build
@@ -96,7 +99,7 @@ def counts(collector: Collector) -> dict[str, int]:
 
 async def steps(collector: Collector, count: int, first: int = 1) -> list[int]:
     """Take and commit so many steps; the trained ordinals."""
-    for replica in collector._replicas:
+    for replica in collector._pumps._replicas:
         replica[0].collector = collector  # answers carry the version that is current when they are made
     trained: list[int] = []
     for step in range(first, first + count):
@@ -221,7 +224,7 @@ async def test_an_environment_that_raises_once_costs_a_try_and_no_prompt(make: A
 async def test_a_prompt_whose_reward_is_no_number_is_skipped_by_name_and_the_step_goes_on(make: Any, reward: float) -> None:
     collector = make()
     bad = collector._rollouts.expected(0)
-    collector._environment = FakeEnvironment(judge=lambda answer, expected: reward if expected == bad else 0.5)
+    collector._scorer.environment = FakeEnvironment(judge=lambda answer, expected: reward if expected == bad else 0.5)
     await collector.start([[FakeRank()]], 0)
     trained = await steps(collector, 3)
     assert collector.counters()["skipped_names"] == {"RetryBudgetExhausted": [0]}

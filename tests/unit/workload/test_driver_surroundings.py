@@ -22,13 +22,14 @@ from rljob_api.progress import Finished, ProgressReport
 from rljob_workload.algorithm.batch import TrainStats
 from rljob_workload.core.rollouts import StepInfo
 from rljob_workload.runtime import guardian
+from rljob_workload.runtime.control import Access, Control
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.logs import close_files, log_to_file
 from rljob_workload.runtime.metrics import MetricsFile, read_metrics
 from rljob_workload.runtime.progress import Progress, ProgressServer
 from rljob_workload.runtime.rank import RankStep
 from rljob_workload.runtime.settings import attempt_from_environment
-from rljob_workload.runtime.step import Phases, Totals, metrics_line
+from rljob_workload.runtime.step import Clocks, Phases, Totals, metrics_line
 from rljob_workload.runtime.stop import StoppedError, StopSignal
 
 ROOT = Path(__file__).parents[3]
@@ -99,7 +100,7 @@ def fetch(url: str) -> Any:
 
 def test_the_report_is_served_mirrored_and_known_to_be_read_at_the_end(tmp_path: Path) -> None:
     progress = Progress(report(), tmp_path / "progress.json")
-    server = ProgressServer(progress, "127.0.0.1", 0)
+    server = ProgressServer(progress, Control(StopSignal()), Access(None), "127.0.0.1", 0)
     try:
         url = f"http://127.0.0.1:{server.port}{names.PROGRESS_PATH}"
         progress.update(phase="Training", step=4, reward=0.5)
@@ -172,7 +173,7 @@ def test_a_metrics_line_divides_the_ranks_sums_by_the_steps_tokens() -> None:
     silent = TrainStats(99.0, 99.0, 99.0, 99.0, 0.7, speaks=False)
     results = [RankStep(s, 0.0, 0.0) for s in (*stats, silent)]
     phases = Phases({"generate": 1.0})
-    line = metrics_line(7, 2, 12.3456, info, results, {"trained": 8}, phases, Totals(consumed_samples=28))
+    line = metrics_line(7, 2, Clocks(12.3456, 20.0), info, results, {"trained": 8}, phases, Totals(consumed_samples=28))
     assert (line["loss"], line["entropy"], line["clipped"]) == (1.0, 4.0, 0.2)
     assert (line["step"], line["attempt"], line["elapsed_seconds"], line["consumed_samples"]) == (7, 2, 12.346, 28)
     assert line["largest_logprob_change"] == 0.3
@@ -182,9 +183,9 @@ def test_a_metrics_line_divides_the_ranks_sums_by_the_steps_tokens() -> None:
 def test_sigterm_asks_first_between_steps_and_stops_at_once_elsewhere() -> None:
     stop = StopSignal()
     with stop.installed():
-        with stop.between_steps():
+        with stop.while_training(lambda: None):
             os.kill(os.getpid(), signal.SIGTERM)
-            assert stop.asked
+            assert stop.by == "SIGTERM"
             with pytest.raises(StoppedError, match="SIGTERM"):
                 os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(StoppedError):

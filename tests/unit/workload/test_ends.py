@@ -23,8 +23,7 @@ from rljob_workload.megatron.errors import DeviceError, EngineError, NonFiniteEr
 from rljob_workload.runtime import local
 from rljob_workload.runtime import run as run_module
 from rljob_workload.runtime.calls import Calls
-from rljob_workload.runtime.collector import CollectorFailedError
-from rljob_workload.runtime.errors import cause_line
+from rljob_workload.runtime.errors import CollectorFailedError, HungError, cause_line
 from rljob_workload.runtime.lastword import LastWord, watched
 from rljob_workload.runtime.launch import Actors
 from rljob_workload.runtime.progress import Progress
@@ -56,6 +55,7 @@ def raised(cause: Exception) -> RayTaskError:
         (DeviceError("no CUDA"), ExitCode.ENVIRONMENT_MISSING, "no CUDA"),
         (OSError(28, "No space left on device", "/v/x"), ExitCode.SAVE_FAILED, "cannot write /v/x: No space left on device"),
         (CollectorFailedError("replica 0: " + TRACE), ExitCode.COLLECTOR_LOST, "RuntimeError: probability tensor contains nan"),
+        (HungError("decode: no answer of rank 1"), ExitCode.HUNG, "decode: no answer of rank 1"),
         (ValueError("odd"), ExitCode.UNEXPECTED, "ValueError: odd"),
     ],
 )
@@ -108,13 +108,13 @@ def test_sigterm_after_the_end_changes_nothing() -> None:
 
 def test_a_second_sigterm_sets_a_limit_to_the_end() -> None:
     limits: list[str] = []
-    stop = StopSignal(lambda: limits.append("set"))
-    with stop.installed(), stop.between_steps():
+    stop = StopSignal(lambda: limits.append("at once"), lambda by: limits.append(f"{by}: save within the budget"))
+    with stop.installed(), stop.while_training(lambda: limits.append("asked")):
         os.kill(os.getpid(), signal.SIGTERM)
-        assert limits == []
+        assert limits == ["SIGTERM: save within the budget", "asked"]
         with pytest.raises(BaseException, match="SIGTERM"):
             os.kill(os.getpid(), signal.SIGTERM)
-    assert limits == ["set"]
+    assert limits[2:] == ["at once"]
 
 
 def test_rays_daemons_get_a_session_of_their_own() -> None:

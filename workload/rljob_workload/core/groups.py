@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +71,8 @@ class StepInfo:
     mean_age: float
     #: Prompts whose equal rewards taught nothing, since the step before.
     filtered: tuple[int, ...] = ()
+    #: Groups of each age, youngest first.
+    ages: tuple[tuple[int, int], ...] = ()
 
 
 def step_info(groups: Sequence[FinishedGroup], version: int, filtered: Sequence[FinishedGroup] = ()) -> StepInfo:
@@ -86,6 +89,7 @@ def step_info(groups: Sequence[FinishedGroup], version: int, filtered: Sequence[
         oldest_age=max(ages),
         mean_age=sum(ages) / len(ages),
         filtered=tuple(group.ordinal for group in filtered),
+        ages=tuple(sorted(Counter(ages).items())),
     )
 
 

@@ -124,6 +124,10 @@ class Rollouts:
         """Whether there is a prompt, and a free slot for it."""
         return len(self._open) < self._settings.in_flight_limit and self.can_dispatch(version)
 
+    def exhausted(self, version: int) -> bool:
+        """Whether every prompt of the run's last steps is being answered or finished: nothing will be handed out any more."""
+        return not self._waiting and self._window.exhausted(self.ledger.counts(), version)
+
     def _hand_out(self) -> int | None:
         """Number the source's next row; None when it is none that can be answered."""
         row = self._source.pull()

@@ -23,8 +23,15 @@ class Window:
         needs no room, because it never gave up its own. Everything is counted from the live states, never from step
         numbers, so it stays right when P changes or when a checkpoint brings no ledger.
         """
-        allowed = min((self.max_age + 1) * self.prompts_per_step, (self.steps - version) * self.prompts_per_step)
+        allowed = min((self.max_age + 1) * self.prompts_per_step, self._usable(version))
         return max(0, allowed - counts.live)
+
+    def exhausted(self, counts: Counts, version: int) -> bool:
+        """Whether the remaining steps need no prompt that has not been handed out."""
+        return counts.live >= self._usable(version)
+
+    def _usable(self, version: int) -> int:
+        return (self.steps - version) * self.prompts_per_step
 
     def too_old(self, first_version: int, version: int) -> bool:
         """Whether an answer begun by `first_version` may no longer be trained by the step after `version`."""

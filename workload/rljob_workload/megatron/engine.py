@@ -8,12 +8,13 @@ ranks of one replica step their engines in lockstep, without a coordinator proce
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_workload.algorithm.batch import Answer, Request
 from rljob_workload.megatron.errors import EngineError, NonFiniteError
+from rljob_workload.megatron.lockstep import Lockstep
 from rljob_workload.megatron.policy import Policy
 from rljob_workload.megatron.settings import BLOCK_TOKENS, EngineSettings
 
@@ -79,6 +80,7 @@ class ResidentEngine:
         controller.detokenize = lambda *_, **__: ""
         self._sampled = _sampling_params(settings, greedy=False)
         self._greedy = _sampling_params(settings, greedy=True)
+        self._lockstep = Lockstep.join(policy.settings.layout, rank=policy.rank, speaks=policy.speaks)
         _constructions += 1
 
     # ---- requests ---------------------------------------------------------------------------
@@ -93,19 +95,29 @@ class ResidentEngine:
         """The generator that samples tokens (its state is part of a checkpoint)."""
         return self._engine.controller.sampling_rng
 
-    def submit(self, requests: Iterable[Request], *, greedy: bool = False) -> None:
-        """Ask for answers."""
+    def submit(self, requests: Sequence[Request], *, greedy: bool = False) -> list[Request]:
+        """Ask for answers. Returns the requests that this rank takes; the others are taken by those it generates with."""
         params = self._greedy if greedy else self._sampled
-        for request in requests:
+        own = self._lockstep.share(requests)
+        for request in own:
             self._check_length(request)
             prompt = list(request.tokens)
             for _ in range(request.answers):
                 self._next_id += 1
                 self._in_flight[self._next_id] = _InFlight(request.tag, [(0, self._version)])
                 self._engine.add_request(self._next_id, prompt, params)
+        return own
+
+    def agree(self, *counts: int) -> list[int]:
+        """Sums of the counts over the copies of the model that generate together. Call before each step, on all of them."""
+        return self._lockstep.agree(*counts)
 
     def step(self) -> list[Answer]:
         """One iteration over all requests in flight; returns the answers that it finished."""
+        if not self._in_flight:
+            # Those it shares experts with have some, and need this rank's experts.
+            self._engine.controller.dummy_forward()
+            return []
         try:
             records = self._engine.step_modern()["finished_request_records"]
         except RuntimeError as err:
@@ -157,11 +169,10 @@ class ResidentEngine:
 
     def validate(self, prompts: Sequence[Request]) -> tuple[list[Answer], list[Answer]]:
         """Greedy answers, through this very engine. Training answers that finish meanwhile are returned second."""
-        self.submit(prompts, greedy=True)
-        wanted = sum(prompt.answers for prompt in prompts)
+        wanted = sum(prompt.answers for prompt in self.submit(prompts, greedy=True))
         validated: list[Answer] = []
         training: list[Answer] = []
-        while len(validated) < wanted:
+        while self.agree(wanted - len(validated)) != [0]:
             for answer in self.step():
                 (validated if answer.tag[0] == VALIDATION else training).append(answer)
         return validated, training

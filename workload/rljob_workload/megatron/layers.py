@@ -18,8 +18,8 @@ def local_norm(config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> to
     return norm
 
 
-def local_stack_spec() -> Any:
-    """A HybridModel stack of attention and feed-forward layers made of Megatron's own tensor-parallel parts."""
+def local_stack_spec(experts: int | None = None) -> Any:
+    """A HybridModel stack of attention, feed-forward and, where there are `experts`, expert layers: Megatron's own parts."""
     from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
     from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
     from megatron.core.ssm.mlp_layer import MLPLayer
@@ -47,13 +47,25 @@ def local_stack_spec() -> Any:
         mlp=partial(MLP.as_mlp_submodule, submodules=mlp),
         mlp_bda=get_bias_dropout_add,
     )
-    return ModuleSpec(
-        module=HybridStack,
-        submodules=HybridStackSubmodules(
-            attention_layer=ModuleSpec(module=TransformerLayer, submodules=attention_layer),
-            mlp_layer=ModuleSpec(module=MLPLayer, submodules=mlp_layer),
-        ),
+    parts = HybridStackSubmodules(
+        attention_layer=ModuleSpec(module=TransformerLayer, submodules=attention_layer),
+        mlp_layer=ModuleSpec(module=MLPLayer, submodules=mlp_layer),
     )
+    if experts is not None:
+        parts.moe_layer = _expert_layer(experts)
+    return ModuleSpec(module=HybridStack, submodules=parts)
+
+
+def _expert_layer(experts: int) -> Any:
+    """A layer of experts that run one after the other: the grouped matrix product has no CPU form."""
+    from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+    from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
+    from megatron.core.transformer.spec_utils import ModuleSpec
+    from megatron.core.transformer.transformer_layer import MoETransformerLayer, TransformerLayerSubmodules
+
+    moe = get_moe_module_spec(use_te=False, num_experts=experts, moe_grouped_gemm=False)
+    parts = TransformerLayerSubmodules(pre_mlp_layernorm=local_norm, mlp=moe, mlp_bda=get_bias_dropout_add)
+    return ModuleSpec(module=MoETransformerLayer, submodules=parts)
 
 
 def use_local_final_norm() -> None:

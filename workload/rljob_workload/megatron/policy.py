@@ -14,9 +14,11 @@ from torch import Tensor
 
 from rljob_workload.algorithm.batch import TrainRow, TrainStats
 from rljob_workload.algorithm.grpo import grpo_terms
-from rljob_workload.megatron import device, layers
+from rljob_workload.megatron import device
 from rljob_workload.megatron.errors import NonFiniteError
+from rljob_workload.megatron.model import build_model, parameter_buffers, transformer_config
 from rljob_workload.megatron.settings import ModelSettings
+from rljob_workload.megatron.shim import optimizer as optimizer_fixes
 
 
 def init_process_groups(settings: ModelSettings, *, rank: int, world: int, address: str, timeout: float) -> None:
@@ -32,7 +34,13 @@ def init_process_groups(settings: ModelSettings, *, rank: int, world: int, addre
         world_size=world,
         timeout=datetime.timedelta(seconds=timeout),
     )
-    parallel_state.initialize_model_parallel(settings.tensor, settings.pipeline)
+    layout = settings.layout
+    parallel_state.initialize_model_parallel(
+        layout.tensor,
+        layout.pipeline,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
+    )
     tensor_parallel.model_parallel_cuda_manual_seed(settings.seed + 1, force_reset_rng=True)
 
 
@@ -52,13 +60,18 @@ class Policy:
 
         self.settings = settings
         self.version = 0
+        self.rank = dist.get_rank()
         self.data_rank = parallel_state.get_data_parallel_rank()
         self.data_size = parallel_state.get_data_parallel_world_size()
         #: Whether this rank speaks for its model-parallel group: it has the last stage's output.
         self.speaks: bool = parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
-        self.config = _transformer_config(settings)
-        self.model = _build_model(settings, self.config)
+        self.config = transformer_config(settings)
+        self.model = build_model(settings, self.config)
         self.ddp, self.optimizer = _build_training(settings, self.config, self.model)
+        # Sequence parallelism gathers into buffers that Megatron keeps. Those made in inference mode cannot be written to by
+        # training, so each side has its own.
+        self._memory = parallel_state.get_global_memory_buffer()
+        self._generation_buffers, self._training_buffers = self._memory.buffer, dict[Any, Tensor]()
         self._masks: dict[int, tuple[Tensor, Tensor]] = {}
         #: The last step's first micro-batch: what the weights are tried on before they are saved.
         self._sample: _Tensors | None = None
@@ -71,11 +84,13 @@ class Policy:
     def enter_train(self) -> None:
         """Switch the model to training. The engine must have been suspended."""
         self.clear_rotary_cache()
+        self._memory.buffer = self._training_buffers
         self.ddp.train()
 
     def enter_generate(self) -> None:
         """Switch the model back before the engine resumes: its loop dies on a model in training mode."""
         self.ddp.eval()
+        self._memory.buffer = self._generation_buffers
         self.clear_rotary_cache()
 
     def clear_rotary_cache(self) -> None:
@@ -91,7 +106,7 @@ class Policy:
         size = self.settings.micro_batch_size
         if len(rows) % size:
             raise ValueError(f"{len(rows)} answers on this rank do not divide into micro-batches of {size}")
-        count = len(rows) // size
+        count, longest = len(rows) // size, self.settings.padded_length(longest)
         batch = _Tensors.of(rows, longest, device.current())
         self._sample = batch.slice(0, size)
         self.ddp.zero_grad_buffer()
@@ -115,20 +130,26 @@ class Policy:
 
         The step's own loss was computed with the weights before it, and huge weights are finite but nothing learns from them.
         """
-        for name, parameter in self.parameters().items():
-            if not bool(torch.isfinite(parameter).all()):
-                raise NonFiniteError(self._unusable(f"{name} holds values that are not finite"))
+        broken = [name for name, parameter in self.parameters().items() if not bool(torch.isfinite(parameter).all())]
+        self._refuse_if(bool(broken), f"{', '.join(broken[:3])} hold values that are not finite")
         if self._sample is None:
             return
         training = self.ddp.training
         self.enter_train()
         loss = self._loss_of(self._sample)
-        norm = sum(float(buffer.grad_data.norm()) for buffer in self.ddp.buffers)
+        norm = sum(float(buffer.grad_data.norm()) for buffer in parameter_buffers(self.ddp))
         self.ddp.zero_grad_buffer()
         if not training:
             self.enter_generate()
-        if not (_finite(loss) and _finite(norm)):
-            raise NonFiniteError(self._unusable(f"the next step with them has loss {loss} and gradient norm {norm}"))
+        wrong = not (_finite(loss) and _finite(norm))
+        self._refuse_if(wrong, f"the next step with them has loss {loss} and gradient norm {norm}")
+
+    def _refuse_if(self, wrong: bool, why: str) -> None:
+        """Raise on all ranks when it is wrong on one: the others would wait for it in the next collective."""
+        anywhere = torch.tensor(float(wrong), device=device.current())
+        dist.all_reduce(anywhere, dist.ReduceOp.MAX)
+        if bool(anywhere):
+            raise NonFiniteError(self._unusable(why if wrong else "another rank found values that are not finite"))
 
     def _unusable(self, why: str) -> str:
         return (
@@ -242,56 +263,6 @@ def _finite(value: float) -> bool:
     return value == value and abs(value) != float("inf")
 
 
-def _transformer_config(settings: ModelSettings) -> Any:
-    from megatron.core.transformer.transformer_config import TransformerConfig
-
-    shape = settings.shape
-    return TransformerConfig(
-        num_layers=2 * shape.layers,  # a hybrid model counts attention and feed-forward separately
-        hidden_size=shape.hidden_size,
-        num_attention_heads=shape.attention_heads,
-        num_query_groups=shape.query_groups,
-        ffn_hidden_size=shape.ffn_hidden_size,
-        tensor_model_parallel_size=settings.tensor,
-        pipeline_model_parallel_size=settings.pipeline,
-        pipeline_dtype=torch.float32,
-        params_dtype=torch.float32,
-        use_cpu_initialization=device.kind() == "cpu",
-        normalization="RMSNorm",
-        layernorm_epsilon=1e-6,
-        add_bias_linear=False,
-        gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
-        attention_dropout=0.0,
-        hidden_dropout=0.0,
-        # Fused kernels gain nothing at these sizes and cost tens of seconds of compilation.
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        inference_sampling_seed=settings.seed + 1000,
-        is_hybrid_model=True,
-    )
-
-
-def _build_model(settings: ModelSettings, config: Any) -> Any:
-    from megatron.core import parallel_state
-    from megatron.core.models.hybrid.hybrid_model import HybridModel
-
-    layers.use_local_final_norm()
-    torch.manual_seed(settings.seed)
-    return HybridModel(
-        config=config,
-        hybrid_stack_spec=layers.local_stack_spec(),
-        hybrid_layer_pattern="*-" * settings.shape.layers,
-        vocab_size=settings.shape.vocab_size,
-        max_sequence_length=settings.max_sequence_length,
-        position_embedding_type="rope",
-        share_embeddings_and_output_weights=True,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-    )
-
-
 def _build_training(settings: ModelSettings, config: Any, model: Any) -> tuple[Any, Any]:
     from megatron.core.distributed import (
         DistributedDataParallel,
@@ -300,6 +271,7 @@ def _build_training(settings: ModelSettings, config: Any, model: Any) -> tuple[A
     )
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
+    optimizer_fixes.keep_padding_between_buckets()
     ddp_config = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
     ddp = DistributedDataParallel(config=config, ddp_config=ddp_config, module=model)
     optimizer = get_megatron_optimizer(

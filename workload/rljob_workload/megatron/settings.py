@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rljob_api.base import quantity
-from rljob_api.layout import layout_of, shape_of
+from rljob_api.layout import Layout, layout_of, padded_vocabulary, shape_of, stage_patterns
 from rljob_api.spec import RLJobSpec, Shape
 from rljob_workload.algorithm.grpo import LossSettings
 from rljob_workload.data.builtin import TaskData
@@ -19,13 +19,28 @@ class ModelSettings:
     """Model, layout and optimizer."""
 
     shape: Shape
-    tensor: int
-    pipeline: int
+    layout: Layout
+    sequence: bool
     seed: int
     learning_rate: float
     max_sequence_length: int
     micro_batch_size: int
     loss: LossSettings
+
+    @property
+    def pattern(self) -> str:
+        """Layers of the whole model in Megatron's words, `|` between pipeline stages."""
+        return "|".join(stage_patterns(self.shape, self.layout.pipeline))
+
+    @property
+    def padded_vocabulary(self) -> int:
+        """Rows of the embedding; those beyond the vocabulary are never sampled nor trained."""
+        return padded_vocabulary(self.shape.vocab_size, self.layout.tensor)
+
+    def padded_length(self, longest: int) -> int:
+        """Tokens of a padded row of at least `longest`; sequence parallelism shares all but one out over the tensor ranks."""
+        parts = self.layout.tensor if self.sequence else 1
+        return -(-(longest - 1) // parts) * parts + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +59,13 @@ class EngineSettings:
 
 def model_settings(spec: RLJobSpec) -> ModelSettings:
     """Model settings of a validated spec."""
-    shape, layout, grpo = shape_of(spec.model), layout_of(spec), spec.algorithm.grpo
+    shape, grpo = shape_of(spec.model), spec.algorithm.grpo
     if shape is None:
         raise ValueError("spec.model names no sizes: this version builds presets and spec.model.shape only")
     return ModelSettings(
         shape=shape,
-        tensor=layout.tensor,
-        pipeline=layout.pipeline,
+        layout=layout_of(spec),
+        sequence=spec.parallelism.sequence,
         seed=spec.trainer.seed,
         learning_rate=float(grpo.learning_rate),
         max_sequence_length=spec.generation.max_sequence_length,

@@ -25,8 +25,6 @@ from rljob_workload.megatron.staging import StagedSave, live_digest, model_shard
 
 #: float32 weights and Adam's two moments.
 _BYTES_PER_PARAMETER = 12
-#: What Megatron pairs saved parameter groups with the current ones by; all of it comes from the spec.
-_RATES = ("lr", "max_lr", "min_lr")
 _METADATA = {
     "distrib_optim_sharding_type": "fully_reshardable",
     "chained_optim_avoid_prefix": True,
@@ -128,8 +126,7 @@ def load(policy: Policy, sampler: torch.Generator | None, directory: Path) -> We
     try:
         state = dist_checkpointing.load(_state(policy, loading=True), str(directory / WEIGHTS))
         policy.model.load_state_dict(state["model"])
-        _use_current_rates(policy, state["optimizer"])
-        policy.optimizer.load_state_dict(state["optimizer"])
+        policy.optimizer.load_state_dict(_in_this_layout(policy, state["optimizer"]))
     except (Exception, CheckpointException) as err:
         raise WeightsError(f"cannot load the weights in {directory}: {reason_of(err)}") from err
     _check_rates(policy)
@@ -148,11 +145,22 @@ def _why_not_written(policy: Policy, directory: Path, err: BaseException) -> str
     return f"No space left on device ({free:,} bytes are free, a checkpoint takes about {needed:,}): {reason}"
 
 
-def _use_current_rates(policy: Policy, saved: dict[str, Any]) -> None:
-    """The spec's rate goes on, not the checkpoint's; Megatron would find no group for a changed one."""
-    current = policy.optimizer.param_groups[0]
-    for group in _saved_groups(saved):
-        group.update({key: current[key] for key in _RATES if key in current})
+def _in_this_layout(policy: Policy, loaded: dict[Any, Any]) -> Any:
+    """The loaded optimizer state with the parameter groups of this layout and spec; from the checkpoint: the step count.
+
+    Megatron pairs groups by their rates, which the spec may have changed, and makes an optimizer of their own for experts that
+    are shared out, so that another layout has another number of optimizers.
+    """
+    steps = {group["step"] for group in _saved_groups(loaded)}
+    if len(steps) != 1:
+        raise ValueError(f"the saved optimizers are at the steps {sorted(steps)}")
+    current = policy.optimizer.state_dict()
+    parts = [(loaded, current)] if isinstance(current, dict) else [(loaded[i], part) for i, part in enumerate(current)]
+    for part, now in parts:
+        for group in now["optimizer"]["param_groups"]:
+            group["step"] = next(iter(steps))
+        part.update(now, param_state_sharding_type=_METADATA["distrib_optim_sharding_type"])
+    return loaded if isinstance(current, dict) else {index: loaded[index] for index in range(len(current))}
 
 
 def _saved_groups(saved: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -172,10 +180,10 @@ def _check_rates(policy: Policy) -> None:
 
 
 def _state(policy: Policy, *, loading: bool) -> dict[str, Any]:
-    model = policy.model.sharded_state_dict(metadata=_METADATA)
+    model = policy.model.sharded_state_dict(metadata=dict(_METADATA))
     return {
         "model": model,
-        "optimizer": policy.optimizer.sharded_state_dict(model, is_loading=loading, metadata=_METADATA),
+        "optimizer": policy.optimizer.sharded_state_dict(model, is_loading=loading, metadata=dict(_METADATA)),
     }
 
 

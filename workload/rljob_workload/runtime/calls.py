@@ -12,8 +12,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from rljob_api.exitcodes import ExitCode
 from rljob_workload.core.source import SourceError
 from rljob_workload.megatron.errors import DeviceError, EngineError, NonFiniteError, WeightsError
-from rljob_workload.runtime.collector import CollectorFailedError
-from rljob_workload.runtime.errors import RunError, cause_line, plain
+from rljob_workload.runtime.errors import CollectorFailedError, HungError, RunError, cause_line, plain
 from rljob_workload.runtime.launch import Actors
 
 log = logging.getLogger("rljob.driver")
@@ -25,6 +24,7 @@ _TYPED: dict[type[BaseException], ExitCode] = {
     SourceError: ExitCode.BAD_DATA,
     WeightsError: ExitCode.SAVE_FAILED,
     DeviceError: ExitCode.ENVIRONMENT_MISSING,
+    HungError: ExitCode.HUNG,
 }
 
 
@@ -84,9 +84,7 @@ class Calls:
 
     def lost(self, err: BaseException) -> RunError:
         """An actor died: say which."""
-        calls = {
-            f"rank {index}": rank.status.options(concurrency_group="control") for index, rank in enumerate(self.actors.ranks)
-        }
+        calls = {f"rank {index}": rank.status for index, rank in enumerate(self.actors.ranks)}
         calls["the collector"] = self.collector.status
         dead = [name for name, status in calls.items() if not _answers(status)]
         code = ExitCode.COLLECTOR_LOST if dead == ["the collector"] else ExitCode.RANK_LOST

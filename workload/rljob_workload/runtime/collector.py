@@ -1,50 +1,47 @@
 """The collector: an asyncio actor beside the driver that keeps the engines busy and the steps fed.
 
-One pump per replica asks its ranks for decode slices while the state is Collecting. `take` ends the collecting: it waits
-until a step's groups are there and every slice has ended, so that no rank gets a decode call and a training call in
-different orders than its neighbours. `resume` starts the next stretch. Answers in flight stay in the engines in between.
+`take` ends the collecting: it waits until a step's groups are there and every decode slice has ended, so that no rank gets
+a decode call and a training call in different orders than its neighbours. `resume` starts the next stretch. Answers in
+flight stay in the engines in between. The driver's other calls have a concurrency group of their own, which Ray runs in a
+thread of its own: they are answered whatever else goes on (see `monitor`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from rljob_api.spec import RLJobSpec
-from rljob_workload.algorithm.batch import Answer, TrainBatch
+from rljob_workload.algorithm.batch import TrainBatch
 from rljob_workload.core.cap import Cap, in_flight_cap
+from rljob_workload.core.collecting import OPEN, STILL, CollectorMachine, CollectorState, Transition
+from rljob_workload.core.groups import Group
 from rljob_workload.core.ledger import SkipCause
-from rljob_workload.core.rollouts import Group, RestoreReport, Rollouts, RolloutSettings, StepInfo
+from rljob_workload.core.rollouts import RestoreReport, Rollouts, RolloutSettings, StepInfo
 from rljob_workload.core.source import SeekableSource, SourceError
 from rljob_workload.core.window import Window
 from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.environments import load_environment
 from rljob_workload.megatron.errors import EngineError, NonFiniteError
-from rljob_workload.runtime.errors import cause_line
+from rljob_workload.runtime.concurrency import control
+from rljob_workload.runtime.errors import CollectorFailedError, HungError
 from rljob_workload.runtime.journal import RolloutsMaker, keeper_of_books
 from rljob_workload.runtime.logs import log_to_file
+from rljob_workload.runtime.monitor import Monitor
+from rljob_workload.runtime.pumps import Pumps
+from rljob_workload.runtime.scoring import Scorer
 
 log = logging.getLogger("rljob.collector")
 
-#: Engine iterations of one decode slice at most: the time that a finished step may have to wait for another replica.
-SLICE_ITERATIONS = 64
+#: Prompts that a report names.
+OLDEST = 8
 
-
-class CollectorState(StrEnum):
-    """What the collector is doing."""
-
-    STARTING = "Starting"
-    COLLECTING = "Collecting"
-    DRAINING = "Draining"
-    PAUSED = "Paused"
-    FAILED = "Failed"
+#: What a rank, the data or an environment say on purpose; everything else is a CollectorFailedError.
+_KEPT = (SourceError, NonFiniteError, EngineError, HungError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,222 +89,236 @@ class Collector:
 
     def __init__(self, spec: dict[str, Any], directory: str, attempt: int) -> None:
         self._spec = RLJobSpec.model_validate(spec)
-        task = load_builtin(str(self._spec.data.builtin))
-        self._tokenizer = task.tokenizer
-        self._environment = load_environment(str(self._spec.environment.builtin), fixed_length=task.eos is None)
-        self._rollouts = build_rollouts(self._spec, task, keeper_of_books(Path(directory), attempt))
-        self._scorers = concurrent.futures.ThreadPoolExecutor(4, thread_name_prefix="environment")
-        self._scoring: set[asyncio.Task[None]] = set()
-        self._replicas: list[list[Any]] = []
-        self._pumps: list[asyncio.Task[None]] = []
-        self._changed = asyncio.Condition()
-        self._slices = 0
-        #: Answers that each replica's engine still has to deliver.
-        self._busy: list[int] = []
-        self._state = CollectorState.STARTING
-        self._failure = ""
-        self._failure_kind: type[Exception] = CollectorFailedError
-        self._version = 0
-        self._clock = _ActiveClock()
         log_to_file(Path(directory) / "logs" / f"collector-attempt-{attempt:06d}.log")
+        task = load_builtin(str(self._spec.data.builtin))
+        environment = load_environment(str(self._spec.environment.builtin), fixed_length=task.eos is None)
+        self._rollouts = build_rollouts(self._spec, task, keeper_of_books(Path(directory), attempt))
+        self._scorer = Scorer(environment, task.tokenizer.decode, float(self._spec.environment.timeout_seconds))
+        self._monitor = Monitor()
+        self._machine = CollectorMachine(time.monotonic, self._moved)
+        self._clock = _ActiveClock()
+        self._pumps = Pumps(self, self._spec)
+        self._failure: Exception | None = None
+        self._interrupted: int | None = None
+        self._version = 0
 
     # ---- the driver's calls -----------------------------------------------------------------
 
     async def restore(self, saved: dict[str, Any] | None, version: int | None = None, trained_before: int = 0) -> RestoreReport:
         """Go on from a checkpoint's state; before `start`. None: the checkpoint has no ledger, only trained prompts."""
-        return self._rollouts.restore(
-            saved,
-            version=version,
-            load_buffer=self._spec.checkpoint.load_replay_buffer,
-            restart_on_change=self._spec.data.on_change == "Restart",
-            trained_before=trained_before,
-        )
+        with self._monitor.changing():
+            return self._rollouts.restore(
+                saved,
+                version=version,
+                load_buffer=self._spec.checkpoint.load_replay_buffer,
+                restart_on_change=self._spec.data.on_change == "Restart",
+                trained_before=trained_before,
+            )
 
     async def start(self, replicas: list[list[Any]], version: int) -> None:
         """Begin to collect on these replicas (each a list of rank actors)."""
-        self._replicas = replicas
-        self._busy = [0] * len(replicas)
-        self._pumps = [asyncio.create_task(self._pump(index)) for index in range(len(replicas))]
+        self._pumps.start(replicas)
         await self.resume(version)
 
-    async def take(self, step: int) -> tuple[Taken, TrainBatch]:
-        """The next step's batch; the collector is paused when it returns."""
+    async def take(self, step: int) -> tuple[Taken | None, TrainBatch | None]:
+        """The next step's batch, or None where `interrupt` came first; the collector is paused when it returns.
+
+        Raises HungError when there is none within deadlines.stallSeconds, and names what it has waited for.
+        """
         began = time.monotonic()
-        async with self._changed:
-            while (taken := await self._take_when_drained(step)) is None:
-                # Restored groups turned out to be too old: collect their replacements.
-                self._enter(CollectorState.COLLECTING)
-                self._changed.notify_all()
-            self._enter(CollectorState.PAUSED)
-        batch, info = taken
-        return Taken(batch.ordinals, info, time.monotonic() - began), batch
+        stall = float(self._spec.deadlines.stall_seconds)
+        end = await self._monitor.first(lambda: self._end_of_stretch(step), stall)
+        if end is None:
+            raise HungError(f"step {step}: no batch within {stall:g} s (deadlines.stallSeconds); {self._waiting_for()}")
+        if end.batch is None or end.info is None:
+            return None, None
+        return Taken(end.batch.ordinals, end.info, time.monotonic() - began), end.batch
 
-    async def _take_when_drained(self, step: int) -> tuple[TrainBatch, StepInfo] | None:
-        """Wait for enough groups, then for the end of all slices. Holds the condition."""
-        await self._changed.wait_for(lambda: self._failed or not self._rollouts.missing(self._version))
-        self._raise_failure()
-        self._enter(CollectorState.DRAINING)
-        await self._changed.wait_for(lambda: self._failed or not self._slices)
-        self._raise_failure()
-        return self._rollouts.take(step, self._version)
+    @control
+    async def interrupt(self, step: int) -> None:
+        """Have `take` of this step return without a batch, unless it has one already."""
+        with self._monitor.changing():
+            self._interrupted = step
 
+    @control
     async def commit(self, step: int, ordinals: Sequence[int]) -> dict[str, Any]:
         """The step's optimizer step has been taken on all ranks. May be repeated. Returns the counters."""
-        self._rollouts.commit(step, ordinals)
-        self._rollouts.check()
-        return self.counters()
+        with self._monitor.changing():
+            self._rollouts.commit(step, ordinals)
+            self._rollouts.check()
+            return self._counters()
 
+    @control
     async def resume(self, version: int) -> None:
         """Collect again, now with these weights."""
-        async with self._changed:
+        with self._monitor.changing():
             self._raise_failure()
             self._version = version
-            self._enter(CollectorState.COLLECTING)
-            self._changed.notify_all()
+            self._interrupted = None
+            self._machine.enter(CollectorState.COLLECTING, f"version {version}")
+            self.settle()
 
+    @control
     async def snapshot(self) -> dict[str, Any]:
-        """Everything to resume from, of one moment (no await in between). Only while paused between two steps."""
-        if self._state is not CollectorState.PAUSED:
-            raise RuntimeError(f"no snapshot while {self._state}")
-        return self._rollouts.snapshot()
+        """Everything to resume from, of one moment. Only between two steps; the state is Saving from here to `resume`."""
+        with self._monitor.changing():
+            if self._machine.state not in STILL:
+                raise RuntimeError(f"no snapshot while {self._machine.state}")
+            self._machine.enter(CollectorState.SAVING, f"version {self._version}")
+            return self._rollouts.snapshot()
 
+    @control
     async def status(self) -> dict[str, Any]:
         """State, counters, and what is waited for longest."""
-        now = self._clock.now()
-        oldest = [
-            {
-                "ordinal": group.ordinal,
-                "attempt": group.attempt,
-                "answers": len(group.answers),
-                "seconds_left": round(group.deadline - now, 1),
+        with self._monitor.reading():
+            return {
+                "state": self._machine.state,
+                "failure": str(self._failure or ""),
+                "oldest_in_flight": self._oldest(),
+                "cap": asdict(cap_of(self._spec)),
+                "log": [f"{move.before} {move.seconds:.3f} s -> {move.after}: {move.why}" for move in self._machine.log[-8:]],
+                **self._counters(),
             }
-            for group in self._rollouts.oldest_in_flight()
-        ]
-        cap = asdict(cap_of(self._spec))
-        return {"state": self._state, "failure": self._failure, "oldest_in_flight": oldest, "cap": cap, **self.counters()}
 
     def counters(self) -> dict[str, Any]:
         """The ledger's counters, and the skipped ordinals by cause."""
-        ledger = self._rollouts.ledger
-        return {"counts": asdict(ledger.counts()), "skipped_names": ledger.skipped_names()}
+        with self._monitor.reading():
+            return self._counters()
 
-    # ---- the pumps --------------------------------------------------------------------------
+    # ---- what the pumps see; all of it with the lock held ----------------------------------
 
-    async def _pump(self, replica: int) -> None:
-        """Keep one replica generating while the state is Collecting."""
-        try:
-            while True:
-                async with self._changed:
-                    await self._changed.wait_for(lambda: self._wants_slice(replica))
-                    self._slices += 1
-                try:
-                    await self._slice(replica)
-                finally:
-                    async with self._changed:
-                        self._slices -= 1
-                        self._changed.notify_all()
-        except Exception as err:  # noqa: BLE001 - handed to whoever waits for the next step, with its cause
-            # A remote error comes as both Ray's class and its own, with a traceback as its text.
-            cause = getattr(err, "cause", err)
-            await self._fail(f"replica {replica}: {type(cause).__name__}: {cause_line(str(cause))}", cause)
+    @property
+    def monitor(self) -> Monitor:
+        """The lock."""
+        return self._monitor
 
-    def _wants_slice(self, replica: int) -> bool:
-        if self._state is not CollectorState.COLLECTING or not self._rollouts.missing(self._version):
-            return False
-        return self._busy[replica] > 0 or self._rollouts.can_dispatch_now(self._version)
+    @property
+    def rollouts(self) -> Rollouts:
+        """The bookkeeping."""
+        return self._rollouts
 
-    async def _slice(self, replica: int) -> None:
-        share = None if len(self._replicas) == 1 else self._share()
-        requests = self._rollouts.dispatch(self._version, self._clock.now(), share)
-        # A freed slot is worth an early return only if something can fill it.
-        want = 1 if self._rollouts.can_dispatch(self._version) else max(1, self._rollouts.missing(self._version))
-        ranks = self._replicas[replica]
-        slices = await asyncio.gather(*(rank.decode.remote(requests, want, SLICE_ITERATIONS) for rank in ranks))
-        self._busy[replica] = slices[0].left
-        self._accept([answer for result in slices for answer in result.answers])
+    @property
+    def scorer(self) -> Scorer:
+        """The environment."""
+        return self._scorer
 
-    def _share(self) -> int:
-        """New groups for one replica's slice, so that the first pump does not take them all."""
-        return -(-self._spec.algorithm.grpo.prompts_per_step // len(self._replicas))
+    @property
+    def version(self) -> int:
+        """The policy version that generates."""
+        return self._version
 
-    def _accept(self, answers: Sequence[Answer]) -> None:
-        for group in self._rollouts.arrive(answers):
-            if self._environment.quick:
-                # Judged at once: a slice that starts before its neighbours are judged would run with few requests.
-                self._judged(group, self._judge)
-                continue
-            task = asyncio.create_task(self._score(group))
-            self._scoring.add(task)
-            task.add_done_callback(self._scoring.discard)
-        for group in self._rollouts.overdue(self._clock.now()):
-            seconds = self._spec.generation.answer_timeout_seconds
-            self._lost(group, f"{len(group.answers)} answers after {seconds} s (generation.answerTimeoutSeconds)")
+    @property
+    def now(self) -> float:
+        """Seconds of collecting so far: the clock of the answers' deadlines."""
+        return self._clock.now()
 
-    async def _score(self, group: Group) -> None:
-        """Ask a slow environment, in a thread and with its deadline."""
-        timeout = float(self._spec.environment.timeout_seconds)
-        work = asyncio.get_running_loop().run_in_executor(self._scorers, self._judge, group)
-        done, _ = await asyncio.wait([work], timeout=timeout)
-        if done:
-            self._judged(group, lambda _: work.result())
+    @property
+    def collecting(self) -> bool:
+        """Whether prompts may be pulled and slices begun."""
+        return self._machine.state in OPEN
+
+    def settle(self) -> None:
+        """Name the state after what is going on, while collecting."""
+        if not self.collecting:
+            return
+        if self._rollouts.exhausted(self._version):
+            self._machine.enter(CollectorState.EXHAUSTED, "the last prompts are handed out")
+        elif self._pumps.idle:
+            self._machine.enter(CollectorState.THROTTLED, "nothing may be handed out")
         else:
-            work.add_done_callback(lambda late: late.cancelled() or late.exception())
-            self._lost(group, f"the environment took more than {timeout:g} s (environment.timeoutSeconds)")
-        async with self._changed:
-            self._changed.notify_all()
+            self._machine.enter(CollectorState.COLLECTING, "prompts are answered")
 
-    def _judge(self, group: Group) -> list[tuple[float, bool]]:
-        """Reward and verdict of each answer."""
-        expected = self._rollouts.expected(group.ordinal)
-        scores = [self._environment.score(self._tokenizer.decode(a.tokens), expected) for a in group.answers]
-        for score in scores:
-            if not abs(score.reward) < float("inf"):
-                raise ValueError(f"the reward is {score.reward}")
-        return [(float(score.reward), bool(score.correct)) for score in scores]
-
-    def _judged(self, group: Group, judge: Callable[[Group], list[tuple[float, bool]]]) -> None:
-        """Take over the environment's verdict; what goes wrong there costs one try."""
-        try:
-            scores = judge(group)
-        except Exception as err:  # noqa: BLE001 - whatever an environment raises, the prompt is retried and counted
-            self._lost(group, f"the environment raised {type(err).__name__}: {err}")
-        else:
-            self._rollouts.scored(group, scores)
-
-    def _lost(self, group: Group, why: str) -> None:
-        cause = self._rollouts.failed(group)
-        end = f"skipped ({cause})" if cause is SkipCause.RETRY_BUDGET_EXHAUSTED else "will be answered again"
-        log.warning("prompt %d, try %d: %s; %s", group.ordinal, group.attempt + 1, why, end)
+    def fail(self, why: str, cause: BaseException) -> None:
+        """The attempt is over: whoever waits for a step is told."""
+        log.error("failed: %s", why, exc_info=cause)
+        kind = next((kind for kind in _KEPT if isinstance(cause, kind)), CollectorFailedError)
+        if self._failure is None:
+            self._failure = kind(why)
+        self._machine.enter(CollectorState.FAILED, why)
 
     # ---- state ------------------------------------------------------------------------------
 
-    @property
-    def _failed(self) -> bool:
-        return self._state is CollectorState.FAILED
+    def _end_of_stretch(self, step: int) -> _End | None:
+        """Drain when a step's groups are there, and take them when all slices have ended; None while that lasts."""
+        self._raise_failure()
+        interrupted = self._interrupted == step
+        if self.collecting:
+            if not interrupted and self._rollouts.missing(self._version):
+                self._refuse_dead_end(step)
+                return None
+            self._machine.enter(CollectorState.DRAINING, f"step {step}{' is interrupted' if interrupted else ''}")
+        if self._machine.state is not CollectorState.DRAINING:
+            raise RuntimeError(f"step {step} cannot be taken while {self._machine.state}")
+        if self._pumps.slices:
+            return None
+        taken = None if interrupted else self._rollouts.take(step, self._version)
+        if taken is None and not interrupted:
+            # Restored groups turned out to be too old: collect their replacements.
+            self._machine.enter(CollectorState.COLLECTING, "groups were too old")
+            self.settle()
+            return None
+        self._machine.enter(CollectorState.PAUSED, f"step {step}")
+        return _End(*taken) if taken else _End(None, None)
 
-    def _enter(self, state: CollectorState) -> None:
-        if state is CollectorState.COLLECTING:
+    def _refuse_dead_end(self, step: int) -> None:
+        """Nobody answers anything and nothing may be handed out: waiting longer would change nothing."""
+        if self._pumps.idle and not self._rollouts.in_flight and not self._rollouts.can_dispatch(self._version):
+            counts = asdict(self._rollouts.ledger.counts())
+            self.fail(f"step {step} lacks {self._rollouts.missing(self._version)} groups and none can come: {counts}",
+                      CollectorFailedError("dead end"))  # fmt: skip
+            self._raise_failure()
+
+    def _moved(self, move: Transition) -> None:
+        if move.after in OPEN:
             self._clock.run()
         else:
             self._clock.stop()
-        self._state = state
-
-    async def _fail(self, why: str, err: BaseException) -> None:
-        log.error("failed: %s", why, exc_info=err)
-        async with self._changed:
-            self._failure = why
-            kept = (kind for kind in (SourceError, NonFiniteError, EngineError) if isinstance(err, kind))
-            self._failure_kind = next(kept, CollectorFailedError)
-            self._enter(CollectorState.FAILED)
-            self._changed.notify_all()
+        log.debug("%s -> %s: %s", move.before, move.after, move.why)
+        self._monitor.notify()
 
     def _raise_failure(self) -> None:
-        if self._failed:
-            raise self._failure_kind(self._failure)
+        if self._failure is not None:
+            raise self._failure
+
+    # ---- reports ----------------------------------------------------------------------------
+
+    def _counters(self) -> dict[str, Any]:
+        ledger = self._rollouts.ledger
+        return {"counts": asdict(ledger.counts()), "skipped_names": ledger.skipped_names()}
+
+    def _oldest(self) -> list[dict[str, Any]]:
+        """The prompts in flight for longest, oldest first. Tokens: of complete answers; what runs only its rank knows."""
+        return [self._describe(group) for group in self._rollouts.oldest_in_flight(OLDEST)]
+
+    def _describe(self, group: Group) -> dict[str, Any]:
+        dispatched = group.deadline - self._spec.generation.answer_timeout_seconds
+        return {
+            "ordinal": group.ordinal,
+            "age_seconds": round(max(0.0, self.now - dispatched), 3),
+            "tokens": sum(len(answer.tokens) for answer in group.answers),
+            "answers": len(group.answers),
+            "attempt": self._rollouts.ledger.failures_of(group.ordinal),
+            "tag": [group.ordinal, group.attempt],
+        }
+
+    def _waiting_for(self) -> str:
+        with self._monitor.reading():
+            missing, oldest = self._rollouts.missing(self._version), self._oldest()[:3]
+            size = self._spec.algorithm.grpo.generations_per_prompt
+            named = "; ".join(
+                f"prompt {one['ordinal']} ({one['answers']} of {size} answers after {one['age_seconds']:.0f} s, "
+                f"{one['attempt']} failures before)"
+                for one in oldest
+            )
+            return f"the collector is {self._machine.state}, {missing} groups are missing, in flight longest: {named or 'none'}"
 
 
-class CollectorFailedError(Exception):
-    """A replica or the collector itself failed; the attempt is over."""
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a stretch of collecting ended."""
+
+    batch: TrainBatch | None
+    info: StepInfo | None
 
 
 class _ActiveClock:

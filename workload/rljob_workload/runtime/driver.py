@@ -9,55 +9,74 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from dataclasses import asdict
+from queue import Empty
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from rljob_api.exitcodes import ExitCode
-from rljob_api.progress import Finished
+from rljob_api.progress import CheckpointInfo, Finished
 from rljob_workload.core.checkpoint import Checkpoint, CheckpointError, RunDirectory
-from rljob_workload.core.rollouts import StepInfo
+from rljob_workload.core.due import ENDING, Cause, Due, DueRules
 from rljob_workload.environments import load_environment
 from rljob_workload.runtime import launch, preflight
 from rljob_workload.runtime.calls import Calls
 from rljob_workload.runtime.collector import Taken
+from rljob_workload.runtime.control import Control
 from rljob_workload.runtime.errors import RunError
-from rljob_workload.runtime.metrics import MetricsFile
 from rljob_workload.runtime.progress import Progress, utc_now
 from rljob_workload.runtime.prompts import cap_report, too_many_skipped
 from rljob_workload.runtime.rank import RankStep
+from rljob_workload.runtime.record import Record
 from rljob_workload.runtime.resume import beginning, checkpoint_info, resume
 from rljob_workload.runtime.saves import Saves
 from rljob_workload.runtime.settings import Attempt
-from rljob_workload.runtime.step import Phases, Totals, metrics_line, prompt_counts, validation_prompts
+from rljob_workload.runtime.step import Phases, metrics_line, prompt_counts, validation_prompts
 from rljob_workload.runtime.stop import StopSignal
+from rljob_workload.runtime.watch import Watch
 
 log = logging.getLogger("rljob.driver")
+
+#: The collector keeps the deadline of a step itself and says what it waits for; this much later it does not answer at all.
+ANSWER_SECONDS = 10.0
 
 
 class Driver:
     """Runs one attempt. `run` returns how it finished or raises `RunError`."""
 
-    def __init__(self, attempt: Attempt, progress: Progress, stop: StopSignal, *, spread: bool) -> None:
+    def __init__(self, attempt: Attempt, progress: Progress, stop: StopSignal, control: Control, *, spread: bool) -> None:
         self._attempt = attempt
         self._spec = attempt.spec
         self._progress = progress
         self._stop = stop
+        self._control = control
         self._spread = spread
         self._directory = RunDirectory(attempt.directory)
         preflight.check_settings(self._spec)
         self._task = preflight.load_task(self._spec)
         preflight.check_directory(attempt.directory)
-        self._metrics = _open_metrics(attempt)
+        self._record = Record(attempt)
         self._environment = load_environment(str(self._spec.environment.builtin), fixed_length=self._task.eos is None)
         self._actors: launch.Actors | None = None
         self._saves: Saves | None = None
-        self._totals = Totals()
+        self._watch: Watch | None = None
         self._version = 0
+        self._newest: CheckpointInfo | None = None
+        self._cap = 0
         self._stall = float(self._spec.deadlines.stall_seconds)
-        self._began = time.monotonic()
+        self._due = self._new_due()
+
+    def _new_due(self) -> Due:
+        rules = DueRules(
+            every_steps=self._spec.checkpoint.every_steps,
+            last_step=self._spec.algorithm.grpo.steps,
+            every_seconds=self._spec.checkpoint.every_seconds,
+            deadline=self._record.ends,
+        )
+        return Due(rules, time.monotonic)
 
     # ---- the attempt ------------------------------------------------------------------------
 
@@ -65,7 +84,9 @@ class Driver:
         """Start, resume, train to the end."""
         try:
             self._start()
-            finished = self._train_to_the_end()
+            self._watch = Watch(self._calls().actors, self._progress)
+            with self._watch.looking():
+                finished = self._train_to_the_end()
             self._ready_saves().wait()
         except RayTaskError as err:
             raise self._calls().classified(err) from err
@@ -81,8 +102,10 @@ class Driver:
                 self._saves.settle()
             if self._actors is not None and ray.is_initialized():
                 self._actors.kill()
-            self._metrics.close()
-        self._progress.update(phase="Finished", finished=finished, elapsed_seconds=self._elapsed())
+            self._record.close()
+        self._progress.update(
+            phase="Finished", finished=finished, elapsed_seconds=self._record.clocks.elapsed, oldest=[], handover=None
+        )
         return finished
 
     def _start(self) -> None:
@@ -90,7 +113,7 @@ class Driver:
         begin = beginning(self._attempt)
         for name in self._directory.remove_unfinished(begin.token):
             log.info("removed the unfinished %s of an earlier attempt", name)
-        self._saves = Saves(self._attempt, begin.token, self._directory, self._saved)
+        self._saves = Saves(self._attempt, begin.token, self._directory)
         self._actors = launch.launch(self._attempt, spread=self._spread)
         placed = time.monotonic()
         self._progress.update(phase="Loading")
@@ -99,27 +122,31 @@ class Driver:
         address = self._calls().get(ranks[0].address.remote(), deadline, "rank 0 did not name its address")
         self._calls().get([rank.setup.remote(address) for rank in ranks], deadline, "the ranks did not get ready")
         loaded = time.monotonic()
-        resumed = resume(self._calls(), begin.checkpoint, self._attempt, self._totals, self._metrics.last)
+        resumed = resume(self._calls(), begin.checkpoint, self._attempt, self._record.totals, self._record.before)
         self._version = resumed.version
+        self._newest = resumed.report.get("checkpoint")
         if begin.checkpoint is not None:
             self._saves.resumed(begin.checkpoint)
         self._calls().get(
             self._actors.collector.start.remote(self._actors.replicas, self._version), deadline, "the collector hangs"
         )
-        self._began = time.monotonic()
+        self._record.begin(self._version)
+        ready = time.monotonic()
         log.info("ready: actors %.1f s, model and engine %.1f s, resume %.1f s",
-                 placed - began, loaded - placed, self._began - loaded)  # fmt: skip
+                 placed - began, loaded - placed, ready - loaded)  # fmt: skip
         status = self._calls().get(self._calls().collector.status.remote(), deadline, "the collector does not answer")
+        cap = cap_report(status["cap"])
+        self._cap = cap.effective
         # One update: a report that names what it resumed from also has the prompts of then.
-        self._progress.update(
-            phase="Generating", prompts=prompt_counts(status), in_flight_prompts=cap_report(status["cap"]), **resumed.report
-        )
+        self._progress.update(phase="Generating", prompts=prompt_counts(status), in_flight_prompts=cap, **resumed.report)
         if why := too_many_skipped(self._spec, status):
             raise RunError(ExitCode.SKIPPED_TOO_MANY, why)
 
     def _train_to_the_end(self) -> Finished:
         grpo = self._spec.algorithm.grpo
-        with self._stop.between_steps():
+        self._due = self._new_due()  # what was asked before had nothing to save; its seconds count from here
+        self._control.attach(self._due, self._version, self._newest)
+        with self._stop.while_training(self._control.ask_stop):
             while self._version < grpo.steps:
                 reached = self._step(self._version + 1)
                 if reached is not None:
@@ -130,56 +157,84 @@ class Driver:
 
     def _step(self, step: int) -> Finished | None:
         self._ready_saves().check()
-        save_due = self._save_due(step)
-        validate_due = self._validation_due(step)
-        phases = Phases()
+        decision = self._due.decide(step)
+        phases, began = Phases(), time.monotonic()
         with phases.timed("generate"):
             taken, batch = self._take(step)
+        if taken is None:
+            self._serve(self._due.urgent())
+            return None
         with phases.timed("train"):
-            results = self._train(step, batch, wake=not save_due)
-        phases.move("train", "handover", max(result.handover_seconds for result in results))
+            results = self._train(step, batch, wake=not decision.save)
+        handover = max(result.handover_seconds for result in results)
+        phases.move("train", "handover", handover)
+        self._record.totals.spend(taken.wait_seconds, handover)
         with phases.timed("commit"):
             counters = self._commit(step, taken)
-        if save_due:
+        if decision.save:
             with phases.timed("save"):
                 self._save(step)
-                self._calls().ranks("wake", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
-        reward = None
-        if validate_due:
-            with phases.timed("validate"):
-                reward = self._validate(step)
+                if not decision.end:
+                    self._wake()
+        reward = self._validate_if_due(step, phases) if not decision.end else None
         reached = self._reached(step, reward)
         too_many = too_many_skipped(self._spec, counters)
-        stop = self._stop.asked or too_many is not None
-        if (stop or reached is not None) and not save_due:
+        if (too_many or reached is not None) and not decision.save:
             # The weights that reached the target are what the run was for; a stopped run goes on from here.
             with phases.timed("save"):
-                self._calls().ranks("sleep", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
-                self._save(step)
-        if reached is None and not stop and step < self._spec.algorithm.grpo.steps:
-            with phases.timed("commit"):
-                self._calls().get(self._calls().collector.resume.remote(self._version), self._stall, "the collector hangs")
-        self._report(step, taken.info, results, counters, phases, reward)
-        if stop or reached is not None:
-            self._ready_saves().wait()
+                self._save_if_new()
+        self._due.stepped(time.monotonic() - began - phases.seconds.get("save", 0.0))
+        self._report(step, taken, results, counters, phases, reward)
         if too_many is not None:
+            self._ready_saves().wait()
             raise RunError(ExitCode.SKIPPED_TOO_MANY, f"step {step}, which was saved: {too_many}")
-        if stop and reached is None:
-            raise RunError(ExitCode.STOPPED, f"stopped by SIGTERM after step {step}, which was saved")
+        if reached is None and step < self._spec.algorithm.grpo.steps:
+            # Asked for since the decision: the collector is down now, and one more step may be too long to wait.
+            self._serve(decision.end or self._due.urgent())
         return reached
 
-    def _take(self, step: int) -> tuple[Taken, Any]:
+    def _take(self, step: int) -> tuple[Taken | None, Any]:
+        """The step's batch; None where something more urgent than the step has come up (the collector is paused then)."""
         self._progress.update(phase="Generating")
         taken_ref, batch_ref = self._calls().collector.take.options(num_returns=2).remote(step)
-        try:
-            return ray.get(taken_ref, timeout=self._stall), batch_ref
-        except ray.exceptions.GetTimeoutError as err:
-            raise RunError(ExitCode.COLLECTOR_LOST, self._calls().stall_report(step, self._stall)) from err
+        future, events = taken_ref.future(), self._control.events
+        future.add_done_callback(lambda _: events.put("taken"))
+        deadline = time.monotonic() + self._stall + ANSWER_SECONDS
+        interrupted = False
+        while not future.done():
+            if not interrupted and self._due.urgent():
+                interrupted = True
+                self._calls().collector.interrupt.remote(step)
+            left = deadline - time.monotonic()
+            if left < 0:
+                raise RunError(ExitCode.HUNG, self._calls().stall_report(step, self._stall))
+            with suppress(Empty):
+                events.get(timeout=left if interrupted else min(left, max(0.0, self._due.seconds_to_spare())))
+        return future.result(), batch_ref
+
+    def _serve(self, cause: Cause | None) -> None:
+        """Between two steps, the collector down: save if that is wanted, end if that is, or go on."""
+        step = self._version
+        slept = cause is not None and self._save_if_new()
+        if cause in ENDING:
+            self._ready_saves().wait()
+            code = ExitCode.DEADLINE if cause is Cause.DEADLINE else ExitCode.STOPPED
+            why = (
+                f"deadlines.activeSeconds ({self._spec.deadlines.active_seconds}) leaves no time for another step"
+                if cause is Cause.DEADLINE
+                else f"stopped by {self._stop.by}"
+            )
+            saved = f" after step {step}, which was saved" if step else " before the first step; there is nothing to save"
+            raise RunError(code, why + saved)
+        if slept:
+            self._wake()
+        self._calls().get(self._calls().collector.resume.remote(self._version), self._stall, "the collector hangs")
 
     def _train(self, step: int, batch: Any, *, wake: bool) -> list[RankStep]:
         self._progress.update(phase="Training")
         results: list[RankStep] = self._calls().ranks("train", self._stall, ExitCode.HANDOVER_TIMEOUT, batch, wake)
         self._version = step
+        self._control.stepped(step)
         self._ready_saves().stepped(max(result.stats.grad_norm for result in results))
         return results
 
@@ -187,15 +242,23 @@ class Driver:
         counters: dict[str, Any] = self._calls().get(
             self._calls().collector.commit.remote(step, taken.ordinals), self._stall, "the collector does not commit"
         )
-        self._totals.add(taken.info)
-        if counters["counts"]["trained"] != self._totals.trained_prompts + len(taken.ordinals):
+        self._record.totals.add(taken.info)
+        if counters["counts"]["trained"] != self._record.totals.trained_prompts + len(taken.ordinals):
             raise RunError(
                 ExitCode.UNEXPECTED,
                 f"step {step}: the ledger counts {counters['counts']['trained']} trained prompts, "
-                f"the driver {self._totals.trained_prompts + len(taken.ordinals)}",
+                f"the driver {self._record.totals.trained_prompts + len(taken.ordinals)}",
             )
-        self._totals.trained_prompts += len(taken.ordinals)
+        self._record.totals.trained_prompts += len(taken.ordinals)
         return counters
+
+    def _validate_if_due(self, step: int, phases: Phases) -> float | None:
+        validation = self._spec.validation
+        last = step == self._spec.algorithm.grpo.steps
+        if validation is None or not (last or step % validation.every_steps == 0):
+            return None
+        with phases.timed("validate"):
+            return self._validate(step)
 
     def _validate(self, step: int) -> float:
         self._progress.update(phase="Validating")
@@ -224,35 +287,50 @@ class Driver:
         message = f"validation reward {reward:.4g} >= {validation.stop_at_reward} at step {step}"
         return Finished(reason="TargetReached", message=message)
 
-    def _save_due(self, step: int) -> bool:
-        return step % self._spec.checkpoint.every_steps == 0 or step == self._spec.algorithm.grpo.steps
-
-    def _validation_due(self, step: int) -> bool:
-        validation = self._spec.validation
-        last = step == self._spec.algorithm.grpo.steps
-        return validation is not None and (step % validation.every_steps == 0 or last)
-
     # ---- checkpoints ------------------------------------------------------------------------
+
+    def _save_if_new(self) -> bool:
+        """Save between two steps, the engines awake; False where the newest state is saved already, True: they are down."""
+        self._ready_saves().wait()
+        if (self._newest is not None and self._newest.step == self._version) or not self._version:
+            self._due.served()
+            self._control.saved(self._newest, self._control.saving())
+            return False
+        self._calls().ranks("sleep", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
+        self._save(self._version)
+        return True
+
+    def _wake(self) -> None:
+        self._calls().ranks("wake", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
 
     def _save(self, step: int) -> None:
         """Between train and wake: the engines are down, the collector is paused."""
         self._progress.update(phase="Saving")
+        began = time.monotonic()
+        # In this order: who asks in between has this save, and gets one more at worst.
+        self._due.begun()
+        ticket = self._control.saving()
         deadline = self._spec.deadlines.save_seconds
         collected = self._calls().get(self._calls().collector.snapshot.remote(), deadline, "the collector gives no snapshot")
         state = {
             "collector": collected,
-            "elapsed_seconds": self._elapsed(),
-            "totals": asdict(self._totals),
+            "elapsed_seconds": self._record.clocks.elapsed,
+            "totals": asdict(self._record.totals),
             "name": self._attempt.name,
             "namespace": self._attempt.namespace,
             "uid": self._attempt.uid,
             "attempt": self._attempt.number,
         }
-        self._ready_saves().begin(self._calls(), step, state)
+        self._ready_saves().begin(
+            self._calls(), step, state, lambda saved: self._saved(saved, ticket, time.monotonic() - began)
+        )
 
-    def _saved(self, checkpoint: Checkpoint) -> None:
+    def _saved(self, checkpoint: Checkpoint, ticket: int, seconds: float) -> None:
         """There is a new checkpoint (told by the thread that wrote it)."""
-        self._progress.update(checkpoint=checkpoint_info(self._attempt, checkpoint))
+        self._newest = checkpoint_info(self._attempt, checkpoint)
+        self._progress.update(checkpoint=self._newest)
+        self._due.took(seconds)
+        self._control.saved(self._newest, ticket)
 
     def _ready_saves(self) -> Saves:
         if self._saves is None:
@@ -270,38 +348,29 @@ class Driver:
     def _report(
         self,
         step: int,
-        info: StepInfo,
+        taken: Taken,
         results: list[RankStep],
         counters: dict[str, Any],
         phases: Phases,
         validation_reward: float | None,
     ) -> None:
-        elapsed = self._elapsed()
-        counts = counters["counts"]
-        line = metrics_line(step, self._attempt.number, elapsed, info, results, counts, phases, self._totals)
+        info, clocks, totals = taken.info, self._record.clocks, self._record.totals
+        line = metrics_line(step, self._attempt.number, clocks, info, results, counters["counts"], phases, totals)
+        line |= {"starved_seconds": round(taken.wait_seconds, 5), "in_flight_cap": self._cap}
+        if self._watch is not None and self._watch.engines_built:
+            line["engine_constructions"] = self._watch.engines_built
         if validation_reward is not None:
             line["validation_reward"] = validation_reward
-        self._metrics.write(line)
+        self._record.write(line)
         self._progress.update(
             step=step,
             last_step_time=utc_now(),
             reward=info.reward,
-            elapsed_seconds=elapsed,
-            consumed_samples=self._totals.consumed_samples,
+            elapsed_seconds=clocks.elapsed,
+            consumed_samples=totals.consumed_samples,
             prompts=prompt_counts(counters),
         )
         if step % 10 == 0 or validation_reward is not None:
             log.info("step %d of %d: reward %.3f, loss %+.4f, entropy %.3f, %d answers over versions, %.1f s",
                      step, self._spec.algorithm.grpo.steps, info.reward, line["loss"], line["entropy"],
-                     info.spanning, elapsed)  # fmt: skip
-
-    def _elapsed(self) -> float:
-        return self._totals.elapsed_before + time.monotonic() - self._began
-
-
-def _open_metrics(attempt: Attempt) -> MetricsFile:
-    path = attempt.directory / "metrics.jsonl"
-    try:
-        return MetricsFile(path)
-    except OSError as err:
-        raise RunError(ExitCode.ENVIRONMENT_MISSING, f"cannot use {err.filename or path}: {err.strerror or err}") from err
+                     info.spanning, clocks.elapsed)  # fmt: skip

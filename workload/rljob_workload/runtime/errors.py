@@ -18,6 +18,14 @@ class RunError(Exception):
         self.code = code
 
 
+class CollectorFailedError(Exception):
+    """A replica or the collector itself failed; the attempt is over."""
+
+
+class HungError(Exception):
+    """Somebody did not answer within a deadline; the message names whom, and what was waited for."""
+
+
 def plain(text: str) -> str:
     """Without the colours that Ray puts into remote tracebacks."""
     return _COLOURS.sub("", text)

@@ -13,6 +13,7 @@ from rljob_api.exitcodes import ExitCode
 from rljob_api.layout import layout_of
 from rljob_api.names import RESOURCE_HEAD, RESOURCE_NODE
 from rljob_workload.runtime.collector import Collector
+from rljob_workload.runtime.concurrency import actor_class
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.rank import Rank, RankPlace
 from rljob_workload.runtime.settings import Attempt
@@ -25,7 +26,7 @@ class Actors:
     ranks: list[Any]
     collector: Any
     group: Any
-    #: Ranks that answer together, per data-parallel replica.
+    #: Ranks that answer together (`Layout.replicas`).
     replicas: list[list[Any]]
 
     def kill(self) -> None:
@@ -33,6 +34,16 @@ class Actors:
         for actor in [*self.ranks, self.collector]:
             ray.kill(actor)
         remove_placement_group(self.group)
+
+
+def rank_actor() -> Any:
+    """The actor class of ranks: work one call after the other, control calls in threads beside it."""
+    return actor_class(Rank, control_calls=2)
+
+
+def collector_actor() -> Any:
+    """The actor class of the collector: control calls have an event loop of their own."""
+    return actor_class(Collector, control_calls=16)
 
 
 def launch(attempt: Attempt, *, spread: bool) -> Actors:
@@ -53,7 +64,7 @@ def launch(attempt: Attempt, *, spread: bool) -> Actors:
         )
     raw = attempt.spec.to_wire()
     ranks = [
-        ray.remote(concurrency_groups={"control": 2})(Rank)
+        rank_actor()
         .options(
             name=f"rank-{rank}",
             num_cpus=1,
@@ -66,7 +77,7 @@ def launch(attempt: Attempt, *, spread: bool) -> Actors:
         for rank in range(layout.world)
     ]
     collector = (
-        ray.remote(Collector)
+        collector_actor()
         .options(
             name="collector",
             num_cpus=0,
@@ -75,6 +86,5 @@ def launch(attempt: Attempt, *, spread: bool) -> Actors:
         )
         .remote(raw, str(attempt.directory), attempt.number)
     )
-    size = layout.model_ranks
-    replicas = [ranks[first : first + size] for first in range(0, layout.world, size)]
+    replicas = [[ranks[rank] for rank in members] for members in layout.replicas()]
     return Actors(ranks, collector, group, replicas)

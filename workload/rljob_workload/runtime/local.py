@@ -7,6 +7,7 @@ import fcntl
 import json
 import logging
 import os
+import secrets
 import sys
 import tempfile
 import uuid
@@ -16,10 +17,18 @@ from typing import Any
 
 from rljob_api.exitcodes import ExitCode
 from rljob_api.layout import layout_of
-from rljob_api.names import RESOURCE_AMOUNT, RESOURCE_HEAD, RESOURCE_NODE
+from rljob_api.names import (
+    CONTROL_SAVE_PATH,
+    CONTROL_STOP_PATH,
+    PROGRESS_PATH,
+    RESOURCE_AMOUNT,
+    RESOURCE_HEAD,
+    RESOURCE_NODE,
+)
 from rljob_api.spec import RLJobSpec
 from rljob_workload.core.checkpoint import write_json
 from rljob_workload.runtime import view
+from rljob_workload.runtime.control import Access
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.guardian import Guardian
 from rljob_workload.runtime.run import execute
@@ -29,6 +38,9 @@ log = logging.getLogger("rljob.local")
 
 #: Bytes of Ray's shared memory: only batches travel.
 OBJECT_STORE_BYTES = 100 * 2**20
+#: In the run's directory while it runs: where its endpoints are, and their token.
+CONTROL_FILE = "control.json"
+TOKEN_FILE = "control-token"  # noqa: S105 - a file's name
 _STATE = "local.json"
 _LOCK = "local.lock"
 #: The longest path of a unix socket, and what Ray puts below its directory (time and process id are part of it).
@@ -53,6 +65,7 @@ def run_local(spec: RLJobSpec, *, name: str, namespace: str, directory: Path, sh
 
 def _run(attempt: Attempt, temporary: str, *, show_progress: bool, port: int) -> int:
     show_bar = view.wanted(show_progress)
+    token = attempt.directory / TOKEN_FILE
     guardian = Guardian(Path(temporary))
     try:
         return execute(
@@ -65,9 +78,38 @@ def _run(attempt: Attempt, temporary: str, *, show_progress: bool, port: int) ->
             show_log=show_progress and not show_bar,
             show_bar=show_bar,
             linger_seconds=0.0,
+            access=Access(token),
+            served=lambda port: _control_file(attempt.directory, token, port),
         )
     finally:
         guardian.release()
+
+
+@contextlib.contextmanager
+def _control_file(directory: Path, token: Path, port: int) -> Iterator[None]:
+    """As long as the run lasts: its control endpoints, and the token for them in a file that only its owner can read."""
+    base = f"http://127.0.0.1:{port}"
+    addresses = {
+        "progress": base + PROGRESS_PATH,
+        "save": base + CONTROL_SAVE_PATH,
+        "stop": base + CONTROL_STOP_PATH,
+        "tokenFile": str(token),
+    }
+    path = directory / CONTROL_FILE
+    try:
+        token.unlink(missing_ok=True)  # one that somebody else may read would stay so
+        with os.fdopen(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_urlsafe(32))
+        write_json(path, addresses)
+        log.info("control endpoints are in %s, their token in %s", path, token)
+    except OSError as err:
+        # A full volume: the run says so by itself, at its first write that matters.
+        log.warning("no control endpoints: cannot write %s: %s", err.filename or path, err.strerror or err)
+    try:
+        yield
+    finally:
+        for file_path in (path, token):
+            file_path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

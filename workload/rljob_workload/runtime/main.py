@@ -8,6 +8,7 @@ import sys
 
 from rljob_api.exitcodes import ExitCode, describe
 from rljob_api.names import PROGRESS_PORT
+from rljob_workload.runtime.control import Access
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.run import execute, log_to_stderr
 from rljob_workload.runtime.settings import attempt_from_environment
@@ -35,6 +36,7 @@ def main() -> int:
         show_log=True,
         show_bar=False,
         linger_seconds=LINGER_SECONDS,
+        access=Access.of(os.environ),
     )
 
 

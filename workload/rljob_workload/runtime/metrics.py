@@ -19,6 +19,8 @@ class LastMetrics:
     step: int = 0
     elapsed_seconds: float = 0.0
     trained_prompts: int = 0
+    #: Seconds of all attempts, start-ups included.
+    active_seconds: float = 0.0
 
 
 class MetricsFile:
@@ -70,7 +72,9 @@ def _last_metrics(path: Path) -> LastMetrics:
     """The last line that says where its attempt got to; others are somebody else's, and named."""
     for line in reversed(read_metrics(path)):
         try:
-            return LastMetrics(int(line["step"]), float(line["elapsed_seconds"]), int(line["prompts"]["trained"]))
+            elapsed = float(line["elapsed_seconds"])
+            active = float(line.get("active_seconds", elapsed))
+            return LastMetrics(int(line["step"]), elapsed, int(line["prompts"]["trained"]), active)
         except (KeyError, TypeError, ValueError) as err:
             log.warning("%s: passed over a line that is not a step's (%s: %s)", path, type(err).__name__, err)
     return LastMetrics()

@@ -7,18 +7,25 @@ import json
 import logging
 import threading
 import time
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from rljob_api import names
 from rljob_api.progress import ProgressReport
 from rljob_workload.core.checkpoint import write_json
+from rljob_workload.runtime.control import Access, Answer, Control, error
 
 log = logging.getLogger("rljob.progress")
 
 #: Seconds between two writes of progress.json while nothing but the step changes.
 MIRROR_SECONDS = 1.0
+#: Bytes of a request's body that are read (and ignored).
+LONGEST_BODY = 65_536
+
+_CONTROL = (names.CONTROL_SAVE_PATH, names.CONTROL_STOP_PATH)
 
 
 def utc_now() -> str:
@@ -75,10 +82,10 @@ class Progress:
 
 
 class ProgressServer:
-    """Serves the report over HTTP until closed."""
+    """Serves the report, and the control endpoints beside it, until closed. Every request has a thread of its own."""
 
-    def __init__(self, progress: Progress, host: str, port: int) -> None:
-        self._server = ThreadingHTTPServer((host, port), _handler(progress))
+    def __init__(self, progress: Progress, control: Control, access: Access, host: str, port: int) -> None:
+        self._server = ThreadingHTTPServer((host, port), _handler(progress, control, access))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, name="progress", daemon=True)
         self._thread.start()
@@ -95,19 +102,37 @@ class ProgressServer:
         self._thread.join()
 
 
-def _handler(progress: Progress) -> type[BaseHTTPRequestHandler]:
+def _handler(progress: Progress, control: Control, access: Access) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         timeout = 10
 
         def do_GET(self) -> None:
-            if self.path.partition("?")[0] == names.PROGRESS_PATH:
-                self._answer(200, progress.read())
+            path = urlsplit(self.path).path
+            if path == names.PROGRESS_PATH:
+                self._send(HTTPStatus.OK, progress.read())
+            elif path in _CONTROL:
+                self._answer(error(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} is asked with POST"))
             else:
-                text = f"no such path: {self.path}; the report is at {names.PROGRESS_PATH}"
-                self._answer(404, json.dumps({"error": text}).encode())
+                self._answer(error(HTTPStatus.NOT_FOUND, f"no such path: {path}; the report is at {names.PROGRESS_PATH}"))
 
-        def _answer(self, status: int, body: bytes) -> None:
+        def do_POST(self) -> None:
+            length = self.headers.get("Content-Length", "0")
+            if not length.isdecimal() or int(length) > LONGEST_BODY:
+                # What follows is not read, so it must not be taken for the connection's next request.
+                self.close_connection = True
+                self._answer(error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of at most {LONGEST_BODY} bytes is read"))
+                return
+            self.rfile.read(int(length))
+            url = urlsplit(self.path)
+            refused = access.refusal(self.headers.get("Authorization", "")) if url.path in _CONTROL else None
+            self._answer(refused or control.answer(url.path, url.query))
+
+        def _answer(self, answer: Answer) -> None:
+            status, data = answer
+            self._send(status, json.dumps(data).encode())
+
+        def _send(self, status: HTTPStatus, body: bytes) -> None:
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))

@@ -43,6 +43,5 @@ def resume_totals(totals: Totals, checkpoint: Checkpoint, spec: RLJobSpec) -> No
         totals.trained_prompts = checkpoint.step * grpo.prompts_per_step
         totals.consumed_samples = totals.trained_prompts * grpo.generations_per_prompt
     else:
-        totals.trained_prompts = int(saved["trained_prompts"])
-        totals.consumed_samples = int(saved["consumed_samples"])
+        totals.restore(saved)
     totals.elapsed_before = max(totals.elapsed_before, float(checkpoint.state.get("elapsed_seconds", 0.0)))

@@ -24,6 +24,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request, TrainBatch, TrainStats
 from rljob_workload.core.weight_digest import Staged, WeightDigest
 from rljob_workload.data.builtin import load_builtin
+from rljob_workload.runtime.concurrency import control
 from rljob_workload.runtime.logs import log_to_file
 
 if TYPE_CHECKING:
@@ -109,17 +110,19 @@ class Rank:
         All ranks of a replica run this in lockstep, which is why it is bounded by iterations and not by a clock.
         """
         engine = self._ready_engine()
-        engine.submit(requests)
-        for request in requests:
+        for request in engine.submit(requests):
             self._remaining[request.tag] = request.answers
         answers, self._stash = self._stash, []
         complete = self._count_complete(answers)
-        while complete < want and iterations > 0 and engine.in_flight:
+        while True:
+            done, left = engine.agree(complete, engine.in_flight)
+            if done >= want or iterations <= 0 or not left:
+                break
             fresh = engine.step()
             complete += self._count_complete(fresh)
             answers.extend(fresh)
             iterations -= 1
-        return DecodeSlice(tuple(answers) if self._speaks() else (), engine.in_flight)
+        return DecodeSlice(tuple(answers) if self._speaks() else (), left)
 
     def _count_complete(self, answers: Sequence[Answer]) -> int:
         complete = 0
@@ -216,6 +219,7 @@ class Rank:
 
     # ---- reading ----------------------------------------------------------------------------
 
+    @control
     def status(self) -> dict[str, Any]:
         """Where this rank is; answers while work is going on."""
         from rljob_workload.megatron.engine import engines_built

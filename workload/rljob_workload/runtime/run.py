@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api.exitcodes import ExitCode, describe
 from rljob_api.names import REPORT_LINE_PREFIX
 from rljob_api.progress import Failed, Finished, ProgressReport
+from rljob_workload.runtime.control import Access, Control
 from rljob_workload.runtime.errors import RunError, cause_line
 from rljob_workload.runtime.lastword import LastWord, watched
 from rljob_workload.runtime.logs import FORMAT, close_files, log_to_file
@@ -38,19 +40,28 @@ def execute(
     show_log: bool,
     show_bar: bool,
     linger_seconds: float,
+    access: Access,
+    served: Callable[[int], AbstractContextManager[None]] = lambda port: nullcontext(),
 ) -> int:
-    """Run one attempt. Always returns an exit code, always leaves a final report behind."""
+    """Run one attempt. Always returns an exit code, always leaves a final report behind.
+
+    `access` says who may use the control endpoints; `served` is entered with the port once they answer, and left at the end.
+    """
     log_to_stderr(quiet=not show_log)
     try:
         log_to_file(attempt.directory / "logs" / f"driver-attempt-{attempt.number:06d}.log")
-        server, progress = _serve(attempt, mirror, host, port)
+        progress = Progress(_first_report(attempt), mirror)
+        last = LastWord(lambda code, message: _last_report(progress, code, message, print_report=linger_seconds > 0))
+        stop = _stop_signal(attempt, last)
+        control = Control(stop)
+        server = _serve(attempt, progress, control, access, host, port)
     except (OSError, RunError) as err:
         code, message = _volume_or_port(err)
         log.error("exit code %s: %s", describe(code), message)  # noqa: TRY400 - bad input gets no traceback
         return int(code)
     try:
-        with _shown(progress, show_bar):
-            status = _guarded(attempt, progress, start_ray, spread=spread, print_report=linger_seconds > 0)
+        with served(server.port), _shown(progress, show_bar):
+            status = _guarded(_Run(attempt, progress, start_ray, stop, control, last, spread))
         _say(progress, show_bar)
         if linger_seconds:
             progress.wait_until_read(linger_seconds)
@@ -77,8 +88,8 @@ def _say(progress: Progress, show_bar: bool) -> None:
         print(f"Succeeded ({finished.reason}): {finished.message}", file=sys.stderr)
 
 
-def _serve(attempt: Attempt, mirror: Path, host: str, port: int) -> tuple[ProgressServer, Progress]:
-    report = ProgressReport(
+def _first_report(attempt: Attempt) -> ProgressReport:
+    return ProgressReport(
         name=attempt.name,
         namespace=attempt.namespace,
         uid=attempt.uid,
@@ -87,9 +98,11 @@ def _serve(attempt: Attempt, mirror: Path, host: str, port: int) -> tuple[Progre
         updated_time=utc_now(),
         total_steps=attempt.spec.algorithm.grpo.steps,
     )
-    progress = Progress(report, mirror)
+
+
+def _serve(attempt: Attempt, progress: Progress, control: Control, access: Access, host: str, port: int) -> ProgressServer:
     try:
-        server = ProgressServer(progress, host, port)
+        server = ProgressServer(progress, control, access, host, port)
     except OSError as err:
         raise RunError(
             ExitCode.ENVIRONMENT_MISSING, f"cannot serve the progress report on {host}:{port}: {err.strerror or err}"
@@ -98,29 +111,53 @@ def _serve(attempt: Attempt, mirror: Path, host: str, port: int) -> tuple[Progre
              attempt.number, attempt.namespace, attempt.name, host, server.port)  # fmt: skip
     for finding in attempt.warnings:
         log.warning("%s: %s", finding.path, finding.message)
-    return server, progress
+    return server
 
 
-def _guarded(attempt: Attempt, progress: Progress, start_ray: StartRay, *, spread: bool, print_report: bool) -> int:
+def _stop_signal(attempt: Attempt, last: LastWord) -> StopSignal:
+    seconds = float(attempt.spec.deadlines.save_seconds)
+    return StopSignal(
+        lambda: last.overdue(ExitCode.STOPPED, "stopped by SIGTERM without finishing the step"),
+        lambda by: last.overdue(
+            ExitCode.STOPPED,
+            f"stopped by {by}; the step under way was not saved within {seconds:g} s (deadlines.saveSeconds), so the "
+            "checkpoint before it stands",
+            seconds,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One attempt and what stands around its driver."""
+
+    attempt: Attempt
+    progress: Progress
+    start_ray: StartRay
+    stop: StopSignal
+    control: Control
+    last: LastWord
+    spread: bool
+
+
+def _guarded(run: _Run) -> int:
     """The driver with every end turned into an exit code and a last report; then Ray is shut down, or left when it hangs."""
-    last = LastWord(lambda code, message: _last_report(progress, code, message, print_report=print_report))
-    stop = StopSignal(lambda: last.overdue(ExitCode.STOPPED, "stopped by SIGTERM without finishing the step"))
-    with stop.installed():
-        status = _attempted(attempt, progress, start_ray, stop, last, spread=spread)
-        last.exit_overdue(status)
+    with run.stop.installed():
+        status = _attempted(run)
+        run.last.exit_overdue(status)
         _shut_ray_down()
-        last.cancel()
+        run.last.cancel()
     return status
 
 
-def _attempted(
-    attempt: Attempt, progress: Progress, start_ray: StartRay, stop: StopSignal, last: LastWord, *, spread: bool
-) -> int:
+def _attempted(run: _Run) -> int:
+    progress, stop = run.progress, run.stop
     try:
         try:
-            finished = _drive(attempt, progress, start_ray, stop, last, spread=spread)
+            finished = _drive(run)
         finally:
             stop.over()
+            run.control.close()
     except RunError as err:
         return _failed(progress, err.code, str(err))
     except SystemExit as err:
@@ -129,7 +166,7 @@ def _attempted(
             return _failed(progress, ExitCode.UNEXPECTED, f"Ray ended the driver with exit status {err.code}")
         return _failed(progress, ExitCode.STOPPED, "stopped by SIGTERM while Ray was starting")
     except StoppedError as err:
-        when = "a second time, in the middle of a step" if stop.asked else "before a step was under way"
+        when = "a second time, before the save was done" if stop.asked else "before a step was under way"
         return _failed(progress, ExitCode.STOPPED, f"stopped by {err} {when}")
     except KeyboardInterrupt:
         _failed(progress, ExitCode.STOPPED, "stopped by Ctrl-C; the same command goes on from the newest checkpoint")
@@ -141,18 +178,16 @@ def _attempted(
     return int(ExitCode.OK)
 
 
-def _drive(
-    attempt: Attempt, progress: Progress, start_ray: StartRay, stop: StopSignal, last: LastWord, *, spread: bool
-) -> Finished:
+def _drive(run: _Run) -> Finished:
     began = time.monotonic()
     from rljob_workload.runtime.driver import Driver
 
     check_versions()
-    driver = Driver(attempt, progress, stop, spread=spread)
-    daemons = start_ray()
-    stop.listen()  # again: Ray has put its own handler over ours, one that aborts
+    driver = Driver(run.attempt, run.progress, run.stop, run.control, spread=run.spread)
+    daemons = run.start_ray()
+    run.stop.listen()  # again: Ray has put its own handler over ours, one that aborts
     log.info("Ray is up after %.1f s", time.monotonic() - began)
-    with watched(daemons, lambda name: last.now(ExitCode.RANK_LOST, f"Ray's {name} ended, and all actors with it")):
+    with watched(daemons, lambda name: run.last.now(ExitCode.RANK_LOST, f"Ray's {name} ended, and all actors with it")):
         return driver.run()
 
 

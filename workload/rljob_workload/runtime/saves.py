@@ -33,11 +33,10 @@ Published = Callable[[Checkpoint], None]
 class Saves:
     """All saves of one attempt."""
 
-    def __init__(self, attempt: Attempt, token: int, directory: RunDirectory, published: Published) -> None:
+    def __init__(self, attempt: Attempt, token: int, directory: RunDirectory) -> None:
         self._attempt = attempt
         self._token = token
         self._directory = directory
-        self._published = published
         self._deadline = float(attempt.spec.deadlines.save_seconds)
         self._guard = StaleGuard(float(attempt.spec.algorithm.grpo.learning_rate))
         self._parent: str | None = None
@@ -55,8 +54,8 @@ class Saves:
         """A step with this gradient norm was trained."""
         self._guard.stepped(gradient)
 
-    def begin(self, calls: Calls, step: int, state: Mapping[str, Any]) -> None:
-        """Copy what belongs to the checkpoint of this step; returns when the engines may go on.
+    def begin(self, calls: Calls, step: int, state: Mapping[str, Any], published: Published) -> None:
+        """Copy what belongs to the checkpoint of this step; returns when the engines may go on. `published` is told the end.
 
         Waits for the save before, if it is still being written. Raises RunError: SAVE_FAILED, FENCED.
         """
@@ -69,7 +68,7 @@ class Saves:
         origin = self._origin(state, digest)
         self._saving = step
         self._thread = threading.Thread(
-            target=self._end, args=(calls, tmp, step, state, origin), name=f"save of step {step}", daemon=True
+            target=self._end, args=(calls, tmp, step, state, origin, published), name=f"save of step {step}", daemon=True
         )
         self._thread.start()
 
@@ -100,12 +99,12 @@ class Saves:
         except RunError as err:
             log.warning("the checkpoint of step %d was not published: %s", self._saving, err)
 
-    def _end(self, calls: Calls, tmp: Path, step: int, state: Mapping[str, Any], origin: Origin) -> None:
+    def _end(self, calls: Calls, tmp: Path, step: int, state: Mapping[str, Any], origin: Origin, published: Published) -> None:
         """In a thread of its own: from the ranks' files to the checkpoint."""
         try:
             saved = self._guarded(lambda: self._publish(calls, tmp, step, state, origin))
             self._parent = saved.name
-            self._published(saved)
+            published(saved)
             log.info("step %d: saved %s", step, saved.name)
             # After the report: whoever reads it must find the checkpoint, and the old ones are in nobody's way.
             self._guarded(lambda: self._directory.prune(self._attempt.spec.checkpoint.keep_last, self._token))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import os
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,10 @@ class Attempt:
     preflight: PreflightReport | None = None
     #: Checkpoints that earlier attempts could not load.
     unloadable: frozenset[str] = frozenset()
+    #: Seconds of deadlines.activeSeconds that were left at this attempt's beginning; None where nobody has said. And that
+    #: beginning, on the monotonic clock.
+    active_left: float | None = None
+    began: float = field(default_factory=time.monotonic)
 
 
 def attempt_from_environment(environment: Mapping[str, str] = os.environ) -> Attempt:
@@ -75,6 +81,7 @@ def attempt_from_environment(environment: Mapping[str, str] = os.environ) -> Att
         source_volume=Path(source) if source else None,
         preflight=_preflight(environment.get(names.ENV_PREFLIGHT, "")),
         unloadable=frozenset(path.rpartition("/")[2] for path in environment.get(names.ENV_UNLOADABLE, "").split(",") if path),
+        active_left=_seconds_left(environment.get(names.ENV_ACTIVE_SECONDS_LEFT, "")),
     )
 
 
@@ -120,3 +127,15 @@ def _attempt_number(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise RunError(ExitCode.ENVIRONMENT_MISSING, f"{names.ENV_ATTEMPT}={text!r} is not a number from 1")
     return int(text)
+
+
+def _seconds_left(text: str) -> float | None:
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise RunError(ExitCode.ENVIRONMENT_MISSING, f"{names.ENV_ACTIVE_SECONDS_LEFT}={text!r} is not a number of seconds")
+    return seconds

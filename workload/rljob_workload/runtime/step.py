@@ -22,15 +22,44 @@ VALIDATION = -1
 
 @dataclass(slots=True)
 class Totals:
-    """What accumulates over the steps, and over restarts."""
+    """What accumulates over the steps of the weights' lineage, and over restarts."""
 
     consumed_samples: int = 0
     trained_prompts: int = 0
+    consumed_tokens: int = 0
+    #: Seconds that training waited for groups, and that ranks spent between generation and training.
+    starved_seconds: float = 0.0
+    handover_seconds: float = 0.0
+    #: Seconds of training before this attempt.
     elapsed_before: float = 0.0
 
     def add(self, info: StepInfo) -> None:
         """Count one step's answers."""
         self.consumed_samples += info.samples
+        self.consumed_tokens += info.answer_tokens
+
+    def spend(self, starved: float, handover: float) -> None:
+        """Count one step's seconds."""
+        self.starved_seconds += starved
+        self.handover_seconds += handover
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take over a checkpoint's totals; older ones have fewer. Raises KeyError, TypeError or ValueError."""
+        self.trained_prompts = int(saved["trained_prompts"])
+        self.consumed_samples = int(saved["consumed_samples"])
+        self.consumed_tokens = int(saved.get("consumed_tokens", 0))
+        self.starved_seconds = float(saved.get("starved_seconds", 0.0))
+        self.handover_seconds = float(saved.get("handover_seconds", 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Where the run stands in time."""
+
+    #: Seconds of training over all attempts.
+    elapsed: float
+    #: The same with start-ups: what deadlines.activeSeconds limits.
+    active: float
 
 
 @dataclass(slots=True)
@@ -57,7 +86,7 @@ class Phases:
 def metrics_line(
     step: int,
     attempt: int,
-    elapsed: float,
+    clocks: Clocks,
     info: StepInfo,
     results: Sequence[RankStep],
     counts: dict[str, Any],
@@ -70,8 +99,11 @@ def metrics_line(
     return {
         "step": step,
         "attempt": attempt,
-        "elapsed_seconds": round(elapsed, 3),
+        "elapsed_seconds": round(clocks.elapsed, 3),
+        "active_seconds": round(clocks.active, 3),
         "consumed_samples": totals.consumed_samples,
+        "consumed_prompts": totals.trained_prompts,
+        "consumed_tokens": totals.consumed_tokens,
         "reward": info.reward,
         "correct": info.correct,
         "loss": sum(s.loss for s in speaking) / tokens,
@@ -85,7 +117,12 @@ def metrics_line(
         "filtered": info.filtered,
         "oldest_age": info.oldest_age,
         "mean_age": info.mean_age,
+        "ages": {str(age): groups for age, groups in info.ages},
         "seconds": {phase: round(value, 5) for phase, value in phases.seconds.items()},
+        "totals": {
+            "starved_seconds": round(totals.starved_seconds, 5),
+            "handover_seconds": round(totals.handover_seconds, 5),
+        },
         "prompts": counts,
     }
 

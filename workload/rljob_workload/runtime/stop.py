@@ -1,7 +1,8 @@
-"""SIGTERM: save the step under way and leave; at once where there is nothing to save."""
+"""SIGTERM and its like over HTTP: save what is there and leave; at once where there is nothing to save."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -14,27 +15,38 @@ class StoppedError(BaseException):
 
 
 class StopSignal:
-    """Whether the attempt was asked to end. `at_once` is called when it shall end without finishing its step."""
+    """Whether the attempt was asked to end.
 
-    def __init__(self, at_once: Callable[[], None] | None = None) -> None:
-        self._asked = False
-        self._soft = False
+    `at_once` is called when it shall end without finishing what is under way, `budget` when it was asked to save and end:
+    from then on it has so much time, and no more.
+    """
+
+    def __init__(self, at_once: Callable[[], None] | None = None, budget: Callable[[str], None] | None = None) -> None:
+        self._by = ""
         self._over = False
+        self._listening = False
         self._at_once = at_once
+        self._budget = budget
+        self._ask: Callable[[], None] | None = None
 
     @property
     def asked(self) -> bool:
-        """SIGTERM has arrived; the driver looks after each step."""
-        return self._asked
+        """Somebody wants the attempt to save and end."""
+        return bool(self._by)
+
+    @property
+    def by(self) -> str:
+        """What asked first: `SIGTERM` or `a control request`."""
+        return self._by
 
     @contextmanager
-    def between_steps(self) -> Iterator[None]:
-        """Inside, the driver looks at `asked` after every step, and the first signal only asks."""
-        self._soft = True
+    def while_training(self, ask: Callable[[], None]) -> Iterator[None]:
+        """Inside, the first signal only calls `ask` (also from within a signal handler): the driver saves and ends."""
+        self._ask = ask
         try:
             yield
         finally:
-            self._soft = False
+            self._ask = None
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -47,22 +59,45 @@ class StopSignal:
         try:
             yield
         finally:
+            self._listening = False
             signal.signal(signal.SIGTERM, previous)
 
     def listen(self) -> None:
         """Take SIGTERM over from whoever has it."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._arrived)
+            self._listening = True
 
     def over(self) -> None:
         """The attempt has ended: a signal during the clearing up changes nothing any more."""
         self._over = True
 
-    def _arrived(self, number: int, frame: FrameType | None) -> None:
+    def request(self) -> bool:
+        """A control request for what SIGTERM means, from any thread. False: nothing here can be stopped (any more)."""
         if self._over:
+            return False
+        if self._by:
+            return True
+        if self._asks("a control request"):
+            return True
+        if self._listening:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return self._listening
+
+    def _asks(self, by: str) -> bool:
+        ask = self._ask
+        if ask is None:
+            return False
+        self._by = by
+        if self._budget is not None:
+            self._budget(by)
+        ask()
+        return True
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if self._over or (not self._by and self._asks(name)):
             return
-        if not self._soft or self._asked:
-            if self._at_once is not None:
-                self._at_once()
-            raise StoppedError(signal.Signals(number).name)
-        self._asked = True
+        if self._at_once is not None:
+            self._at_once()
+        raise StoppedError(name)

@@ -1,8 +1,8 @@
-"""Loading a DistributedOptimizer that runs over torch's AdamW (no Transformer Engine, no Apex).
+"""Mends for Megatron's DistributedOptimizer: states saved from several buckets, and loading over torch's AdamW.
 
-Those two keep Adam's step count per group, torch keeps it per parameter, and Megatron's load path knows only the first:
-a fresh optimizer cannot be loaded into, `step` is missing on the way, and afterwards all parameters share *one* step
-tensor, which then advances once per parameter and quietly changes the continued losses.
+Transformer Engine and Apex keep Adam's step count per group, torch keeps it per parameter, and Megatron's load path knows
+only the first: a fresh optimizer cannot be loaded into, `step` is missing on the way, and afterwards all parameters share
+*one* step tensor, which then advances once per parameter and quietly changes the continued losses.
 """
 
 from __future__ import annotations
@@ -10,6 +10,42 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
+
+def keep_padding_between_buckets() -> None:
+    """Save every parameter's own state, also where a buffer has several buckets (any device). Call before the first save.
+
+    A tied embedding of a pipeline stage has a bucket to itself. Megatron gathers the buckets without the padding between
+    them, then cuts out each parameter at its place *with* padding: without this, a checkpoint of a pipeline holds the states
+    of other elements, and resuming in another layout replaces the weights by them.
+    """
+    import megatron.core.optimizer.distrib_optimizer as distrib_optimizer
+
+    cls = distrib_optimizer.DistributedOptimizer
+    if getattr(cls, "_rljob_padding_fix", False):
+        return
+    original = cls.get_parameter_state_dp_zero
+
+    def get_state(self: Any, *arguments: Any, **options: Any) -> Any:
+        state = original(self, *arguments, **options)
+        for index, buffer in enumerate(self.buffers):
+            for tensors in state[index].values() if state is not None else ():
+                tensors.update({name: _with_padding(t, buffer) for name, t in tensors.items() if torch.is_tensor(t)})
+        return state
+
+    cls.get_parameter_state_dp_zero = get_state
+    cls._rljob_padding_fix = True
+
+
+def _with_padding(gathered: torch.Tensor, buffer: Any) -> torch.Tensor:
+    """Elements of all buckets, each bucket at its place in the buffer."""
+    whole = gathered.new_zeros(buffer.numel)
+    start = 0
+    for bucket in buffer.buckets:
+        size = bucket.numel_unpadded
+        whole[bucket.offset : bucket.offset + size] = gathered[start : start + size]
+        start += size
+    return whole
 
 
 def prepare_for_load(optimizer: Any) -> None:

@@ -24,6 +24,16 @@ class PatchPoint:
 
 POINTS = (
     PatchPoint("megatron.core.tensor_parallel.random", "_set_cuda_rng_state", ("new_state", "device", "graph_safe")),
+    PatchPoint(
+        "megatron.core.tensor_parallel.mappings",
+        "_gather_along_first_dim",
+        ("input_", "group", "output_split_sizes", "use_global_buffer"),
+    ),
+    PatchPoint(
+        "megatron.core.tensor_parallel.mappings",
+        "_reduce_scatter_along_first_dim",
+        ("input_", "group", "input_split_sizes", "use_global_buffer"),
+    ),
     PatchPoint("megatron.core.inference.communication_utils", "_is_cuda", ("tensor",)),
     PatchPoint(
         "megatron.core.transformer.moe.moe_utils",
@@ -47,6 +57,11 @@ POINTS = (
         "megatron.core.optimizer.distrib_optimizer",
         "DistributedOptimizer._init_optimizer_states_with_dummy_values",
         ("self",),
+    ),
+    PatchPoint(
+        "megatron.core.optimizer.distrib_optimizer",
+        "DistributedOptimizer.get_parameter_state_dp_zero",
+        ("self", "use_gloo_comm", "empty_data", "return_on_all_ranks"),
     ),
     PatchPoint("megatron.core.dist_checkpointing.strategies.filesystem_async", "_results_queue"),
     PatchPoint("megatron.core.inference.engines.dynamic_engine", "DynamicInferenceEngine.step_modern", ("self",)),

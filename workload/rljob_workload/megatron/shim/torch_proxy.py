@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from rljob_workload.megatron.shim import uneven
+
 CPU = torch.device("cpu")
 _GIB = 1 << 30
 #: Functions that create tensors on a device named by a keyword.
@@ -21,6 +23,12 @@ _FACTORIES = (
     *("tensor", "zeros", "ones", "empty", "full", "arange", "rand", "randn", "randint", "linspace", "eye"),
     *("zeros_like", "ones_like", "empty_like", "full_like", "as_tensor", "randperm", "empty_strided", "scalar_tensor"),
 )
+
+#: Functions of `megatron.core.tensor_parallel.mappings` that need another form on gloo.
+_UNEVEN = {
+    "_gather_along_first_dim": uneven.gather_along_first_dim,
+    "_reduce_scatter_along_first_dim": uneven.reduce_scatter_along_first_dim,
+}
 
 _installed = False
 
@@ -156,6 +164,9 @@ def _fix_module(module: types.ModuleType, proxy: _Proxy) -> None:
         # The original defers to a queue that only CUDA's start-up empties: the fork of the generator would do nothing,
         # and every train step would leak the queued closure with its stack trace (0.2 MB).
         names["_set_cuda_rng_state"] = lambda new_state, device=-1, graph_safe=False: torch.set_rng_state(new_state)
+    if module.__name__ == "megatron.core.tensor_parallel.mappings":
+        for name, wrapped in _UNEVEN.items():
+            names[name] = wrapped(names[name])
     if "maybe_move_tensor_to_cpu" in names:
         names["maybe_move_tensor_to_cpu"] = _move_to_cpu
 

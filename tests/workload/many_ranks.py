@@ -1,0 +1,221 @@
+"""Several ranks without Ray: processes that drive the product's own `Rank`, and a trainer's loop over them.
+
+The processes import Megatron once and then play one layout after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import socket
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from rljob_api.layout import layout_of
+from rljob_api.spec import RLJobSpec
+from rljob_workload.algorithm.batch import Answer, DecodeSlice, TrainBatch, TrainStats
+from rljob_workload.core.rollouts import Rollouts, StepInfo
+from rljob_workload.data.builtin import TaskData, load_builtin
+from rljob_workload.environments import load_environment
+from rljob_workload.runtime.collector import build_rollouts
+from rljob_workload.runtime.rank import Rank, RankPlace, RankStep
+from rljob_workload.runtime.step import validation_prompts
+
+#: Seconds for one call of all ranks; far above what any takes, so that a hang is a failure and not a stuck test.
+CALL_SECONDS = 120
+
+
+class RankFailedError(Exception):
+    """A rank raised; the text has its traceback."""
+
+
+def serve(connection: Connection) -> None:
+    """One rank's process: build, call and tear down a `Rank` as asked."""
+    rank: Rank | None = None
+    while True:
+        method, arguments = connection.recv()
+        if method == "exit":
+            return
+        try:
+            if method == "begin":
+                rank, result = Rank(*arguments[:-1]), None
+                rank.setup(arguments[-1])
+            elif method == "end":
+                rank, result = None, None
+                _tear_down()
+            else:
+                result = getattr(rank, method)(*arguments)
+            connection.send((True, result))
+        except BaseException:  # noqa: BLE001 - sent to the test, which raises it
+            connection.send((False, traceback.format_exc()))
+
+
+def _tear_down() -> None:
+    from megatron.core.inference.utils import InferenceMode
+
+    from rljob_workload.megatron.policy import destroy_process_groups
+
+    destroy_process_groups()
+    InferenceMode.unset_active()
+    gc.collect()
+
+
+class ManyRanks:
+    """The processes of one world size."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        context = multiprocessing.get_context("spawn")
+        self.closed = False
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for _ in range(world):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """The same call on every rank."""
+        return self.call_each(method, [arguments] * self.world)
+
+    def call_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """One call on every rank with arguments of its own; raises the first rank's error, or names who did not answer."""
+        for pipe, own in zip(self._pipes, arguments, strict=True):
+            pipe.send((method, own))
+        results = []
+        for number, pipe in enumerate(self._pipes):
+            if not pipe.poll(CALL_SECONDS):
+                raise RankFailedError(f"{method}: rank {number} of {self.world} did not answer")
+            fine, result = pipe.recv()
+            if not fine:
+                raise RankFailedError(f"{method}: rank {number} of {self.world}: {result}")
+            results.append(result)
+        return results
+
+    def close(self) -> None:
+        """End the processes, hung ones too."""
+        patience = 0 if self.closed else 5
+        self.closed = True
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):
+                pipe.send(("exit", ()))
+        for process in self._processes:
+            process.join(patience)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def free_address() -> str:
+    """Where the ranks meet."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@dataclass
+class Trainer:
+    """The trainer's loop over many ranks: what driver and collector do, without their processes."""
+
+    spec: RLJobSpec
+    ranks: ManyRanks
+    rollouts: Rollouts
+    task: TaskData
+    version: int = 0
+    infos: list[StepInfo] = field(default_factory=list)
+    batches: list[TrainBatch] = field(default_factory=list)
+
+    @classmethod
+    @contextlib.contextmanager
+    def of(cls, spec: RLJobSpec, ranks: ManyRanks, directory: Path) -> Iterator[Trainer]:
+        """The ranks of a spec, set up; torn down at the end, for the next layout."""
+        layout = layout_of(spec)
+        assert layout.world == ranks.world
+        address, raw = free_address(), spec.to_wire()
+        places = [
+            (RankPlace(rank, layout.world, rank % layout.ranks_per_node, 1, str(directory)), raw, address)
+            for rank in range(layout.world)
+        ]
+        task = load_builtin(str(spec.data.builtin))
+        try:
+            ranks.call_each("begin", places)
+            yield cls(spec, ranks, build_rollouts(spec, task), task)
+            ranks.call("end")
+        except BaseException:
+            ranks.close()  # some may hang in a collective: the next layout needs others
+            raise
+
+    def step(self, *, iterations: int = 64) -> TrainStats:
+        """Generate until a step's groups are there, and train them."""
+        while (taken := self.rollouts.take(self.version + 1, self.version)) is None:
+            self.generate(iterations)
+        batch, info = taken
+        stats = self.train(batch)
+        self.rollouts.commit(batch.step, batch.ordinals)
+        self.infos.append(info)
+        self.batches.append(batch)
+        return stats
+
+    def generate(self, iterations: int) -> int:
+        """One decode slice on every rank. Returns the answers that are still in flight."""
+        sets = layout_of(self.spec).replicas()
+        requests = self.rollouts.dispatch(self.version, 0.0)
+        arguments: list[tuple[Any, ...]] = [()] * self.ranks.world
+        for index, members in enumerate(sets):
+            for rank in members:
+                arguments[rank] = (requests[index :: len(sets)], 10**6, iterations)
+        slices: list[DecodeSlice] = self.ranks.call_each("decode", arguments)
+        self._accept([answer for result in slices for answer in result.answers])
+        return sum(slices[members[0]].left for members in sets)
+
+    def train(self, batch: TrainBatch) -> TrainStats:
+        """One step on all ranks; the sums of those that speak."""
+        results: list[RankStep] = self.ranks.call("train", batch, True)
+        self.version += 1
+        speaking = [result.stats for result in results if result.stats.speaks]
+        return TrainStats(
+            loss=sum(stats.loss for stats in speaking) / batch.answer_tokens,
+            entropy=sum(stats.entropy for stats in speaking) / batch.answer_tokens,
+            clipped=sum(stats.clipped for stats in speaking),
+            largest_logprob_change=max(stats.largest_logprob_change for stats in speaking),
+            grad_norm=max(result.stats.grad_norm for result in results),
+            speaks=True,
+        )
+
+    def validate(self, limit: int) -> dict[int, tuple[int, ...]]:
+        """Greedy answers by prompt."""
+        sets = layout_of(self.spec).replicas()
+        prompts = validation_prompts(self.task, limit)
+        arguments: list[tuple[Any, ...]] = [()] * self.ranks.world
+        for index, members in enumerate(sets):
+            for rank in members:
+                arguments[rank] = (prompts[index :: len(sets)],)
+        answers = [answer for part in self.ranks.call_each("validate", arguments) for answer in part]
+        return {answer.tag[1]: answer.tokens for answer in answers}
+
+    def save(self, directory: Path) -> None:
+        """Write a checkpoint's weights, and go on."""
+        directory.mkdir(parents=True)
+        self.ranks.call("sleep")
+        self.ranks.call("save", str(directory))
+        self.ranks.call("wake")
+
+    def load(self, directory: Path, version: int) -> None:
+        """Take over a checkpoint's weights."""
+        self.ranks.call("load", str(directory), version)
+        self.version = version
+
+    def _accept(self, answers: Sequence[Answer]) -> None:
+        environment = load_environment("exactMatch", fixed_length=self.task.eos is None)
+        for group in self.rollouts.arrive(answers):
+            expected = self.rollouts.expected(group.ordinal)
+            scores = [environment.score(self.task.tokenizer.decode(a.tokens), expected) for a in group.answers]
+            self.rollouts.scored(group, [(score.reward, score.correct) for score in scores])

@@ -1,0 +1,90 @@
+"""One lock, and wake-ups that cannot be lost.
+
+Ray gives every concurrency group of an asyncio actor an event loop in a thread of its own, so a control call really runs
+beside the others. What they share is guarded by one lock that is held for moments only and never over an `await`. Waiting
+means: look under the lock, remember how often things had changed by then, and sleep only if they have not changed since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Monitor:
+    """The lock and those who wait for what it guards. Usable from several threads, each with its own event loop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._changes = 0
+        self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Hold the lock to look."""
+        with self._lock:
+            yield
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Hold the lock to change something; whoever waits looks again afterwards."""
+        with self._lock:
+            try:
+                yield
+            finally:
+                self.notify()
+
+    def notify(self) -> None:
+        """Have everybody look again. The lock must be held."""
+        self._changes += 1
+        waiters, self._waiters = self._waiters, set()
+        for loop, waiter in waiters:
+            loop.call_soon_threadsafe(_wake, waiter)
+
+    async def first[T](self, attempt: Callable[[], T | None], seconds: float | None = None) -> T | None:
+        """The first result of `attempt` that is not None; None when there is none within so many seconds.
+
+        `attempt` is called with the lock held, once now and again after each change. When it succeeds, that is a change.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = None if seconds is None else loop.time() + seconds
+        while True:
+            with self._lock:
+                seen = self._changes
+                result = attempt()
+                if result is not None:
+                    self.notify()
+                    return result
+            left = None if deadline is None else deadline - loop.time()
+            if left is not None and left <= 0:
+                return None
+            await self.changed(seen, left)
+
+    @property
+    def changes(self) -> int:
+        """How often something has changed. The lock must be held, if the answer is to mean something."""
+        return self._changes
+
+    async def changed(self, seen: int, seconds: float | None = None) -> None:
+        """Return as soon as there are more changes than the `seen` ones, or after so many seconds."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if self._changes != seen:
+                return
+            waiter: asyncio.Future[None] = loop.create_future()
+            self._waiters.add((loop, waiter))
+        timer = None if seconds is None else loop.call_later(max(0.0, seconds), _wake, waiter)
+        try:
+            await waiter
+        finally:
+            if timer is not None:
+                timer.cancel()
+            with self._lock:
+                self._waiters.discard((loop, waiter))
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,219 @@
+"""The pumps: one per replica asks its ranks for decode slices, and a keeper of deadlines gives up what does not come.
+
+A pump looks at the collector's state and pulls prompts in one go under the lock: what pauses the collecting cannot come in
+between, and no prompt is pulled that is not handed out at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol
+
+from rljob_api.spec import RLJobSpec
+from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request
+from rljob_workload.core.groups import Group
+from rljob_workload.core.ledger import SkipCause
+from rljob_workload.core.rollouts import Rollouts
+from rljob_workload.runtime.errors import HungError, cause_line
+from rljob_workload.runtime.monitor import Monitor
+from rljob_workload.runtime.scoring import ScoreError, Scorer
+
+log = logging.getLogger("rljob.collector")
+
+#: Engine iterations of one decode slice at most: the time that a finished step may have to wait for another replica.
+SLICE_ITERATIONS = 64
+
+#: Requests of a slice, and the groups to complete before it returns.
+_Order = tuple[list[Request], int]
+
+
+class Owner(Protocol):
+    """The collector, as its pumps see it. Everything but `monitor`, `scorer` and `fail` is used with the lock held."""
+
+    @property
+    def monitor(self) -> Monitor: ...
+    @property
+    def rollouts(self) -> Rollouts: ...
+    @property
+    def scorer(self) -> Scorer: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def now(self) -> float: ...
+    @property
+    def collecting(self) -> bool: ...
+    def settle(self) -> None: ...
+    def fail(self, why: str, cause: BaseException) -> None: ...
+
+
+class Pumps:
+    """Slices in, answers out, groups scored."""
+
+    def __init__(self, owner: Owner, spec: RLJobSpec) -> None:
+        self._owner = owner
+        self._spec = spec
+        self._replicas: list[list[Any]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: Answers that each replica's engine still has to deliver.
+        self._busy: list[int] = []
+        self._slices = 0
+        self._scoring = 0
+
+    @property
+    def slices(self) -> int:
+        """Decode slices that run."""
+        return self._slices
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is being generated or scored, and nothing is about to be."""
+        return not self._slices and not self._scoring and not any(self._wanted(index) for index in range(len(self._replicas)))
+
+    def start(self, replicas: list[list[Any]]) -> None:
+        """Begin to pump; in the event loop of the actor's work."""
+        self._replicas = replicas
+        self._busy = [0] * len(replicas)
+        for index in range(len(replicas)):
+            self._spawn(self._pump(index), f"replica {index}")
+        self._spawn(self._keep_deadlines(), "the keeper of deadlines")
+
+    def _spawn(self, work: Awaitable[None], name: str) -> None:
+        """Run beside the others; whatever goes wrong there ends the attempt, with its cause."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception as err:  # noqa: BLE001 - handed to whoever waits for the next step
+                # A remote error comes as both Ray's class and its own, with a traceback as its text.
+                cause = getattr(err, "cause", None) or err
+                with self._owner.monitor.changing():
+                    self._owner.fail(f"{name}: {type(cause).__name__}: {cause_line(str(cause))}", cause)
+
+        task = asyncio.create_task(guarded(), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- slices -----------------------------------------------------------------------------
+
+    async def _pump(self, replica: int) -> None:
+        """Keep one replica generating while the collector is collecting.
+
+        The wait for something to do has no deadline of its own: whoever needs the answers (`take`) has one.
+        """
+        while True:
+            order = await self._owner.monitor.first(lambda: self._next_slice(replica))
+            assert order is not None
+            try:
+                answers, left = await self._slice(replica, *order)
+                with self._owner.monitor.changing():
+                    self._busy[replica] = left
+                    complete = self._owner.rollouts.arrive(answers)
+                    expected = [self._owner.rollouts.expected(group.ordinal) for group in complete]
+                self._judge(list(zip(complete, expected, strict=True)))
+            finally:
+                with self._owner.monitor.changing():
+                    self._slices -= 1
+                    self._give_up_overdue()
+                    self._owner.settle()
+
+    def _wanted(self, replica: int) -> bool:
+        rollouts, version = self._owner.rollouts, self._owner.version
+        if not self._owner.collecting or not rollouts.missing(version):
+            return False
+        return self._busy[replica] > 0 or rollouts.can_dispatch_now(version)
+
+    def _next_slice(self, replica: int) -> _Order | None:
+        if not self._wanted(replica):
+            return None
+        rollouts, version = self._owner.rollouts, self._owner.version
+        share = None if len(self._replicas) == 1 else self._share()
+        requests = rollouts.dispatch(version, self._owner.now, share)
+        if not requests and not self._busy[replica]:
+            return None
+        # A freed slot is worth an early return only if something can fill it.
+        want = 1 if rollouts.can_dispatch(version) else max(1, rollouts.missing(version))
+        self._slices += 1
+        self._owner.settle()
+        return requests, want
+
+    def _share(self) -> int:
+        """New groups for one replica's slice, so that the first pump does not take them all."""
+        return -(-self._spec.algorithm.grpo.prompts_per_step // len(self._replicas))
+
+    async def _slice(self, replica: int, requests: Sequence[Request], want: int) -> tuple[list[Answer], int]:
+        """One call of all ranks of a replica. Raises what a rank raised, or HungError naming those that do not answer."""
+        ranks, seconds = self._replicas[replica], float(self._spec.deadlines.stall_seconds)
+        calls = [asyncio.ensure_future(rank.decode.remote(requests, want, SLICE_ITERATIONS)) for rank in ranks]
+        # The first failure is the cause; the others then wait in a collective.
+        await asyncio.wait(calls, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+        slices: list[DecodeSlice] = [call.result() for call in calls if call.done()]
+        if absent := [replica * len(ranks) + index for index, call in enumerate(calls) if not call.done()]:
+            named = ", ".join(map(str, absent))
+            raise HungError(f"decode: no answer of rank {named} within {seconds:g} s (deadlines.stallSeconds)")
+        return [answer for result in slices for answer in result.answers], slices[0].left
+
+    # ---- scores -----------------------------------------------------------------------------
+
+    def _judge(self, complete: Sequence[tuple[Group, str]]) -> None:
+        """Ask the environment about complete groups; not with the lock held, for it may take its time."""
+        scorer = self._owner.scorer
+        for group, expected in complete:
+            if not scorer.quick:
+                self._scoring += 1
+                self._spawn(self._score(group, expected), f"prompt {group.ordinal}")
+                continue
+            # In place: a slice that starts before its neighbours are judged would run with few requests.
+            try:
+                scores = scorer.score(group, expected)
+            except ScoreError as err:
+                with self._owner.monitor.changing():
+                    self._lost(group, str(err))
+            else:
+                with self._owner.monitor.changing():
+                    self._owner.rollouts.scored(group, scores)
+
+    async def _score(self, group: Group, expected: str) -> None:
+        try:
+            scores = await self._owner.scorer.score_in_thread(group, expected)
+        except ScoreError as err:
+            with self._owner.monitor.changing():
+                self._lost(group, str(err))
+        else:
+            with self._owner.monitor.changing():
+                self._owner.rollouts.scored(group, scores)
+        finally:
+            with self._owner.monitor.changing():
+                self._scoring -= 1
+                self._owner.settle()
+
+    # ---- deadlines --------------------------------------------------------------------------
+
+    async def _keep_deadlines(self) -> None:
+        """Give up groups whose answers do not all come in time, also when nothing else happens any more."""
+        monitor = self._owner.monitor
+        while True:
+            with monitor.reading():
+                seen, left = monitor.changes, self._until_next_deadline()
+                if left is not None and left < 0:
+                    self._give_up_overdue()
+                    self._owner.settle()
+                    monitor.notify()
+                    continue
+            await monitor.changed(seen, left)
+
+    def _until_next_deadline(self) -> float | None:
+        """Seconds until a group is overdue; None while its clock stands or nothing is in flight."""
+        oldest = self._owner.rollouts.oldest_in_flight(1)
+        return oldest[0].deadline - self._owner.now if oldest and self._owner.collecting else None
+
+    def _give_up_overdue(self) -> None:
+        seconds = self._spec.generation.answer_timeout_seconds
+        for group in self._owner.rollouts.overdue(self._owner.now):
+            self._lost(group, f"{len(group.answers)} answers after {seconds} s (generation.answerTimeoutSeconds)")
+
+    def _lost(self, group: Group, why: str) -> None:
+        cause = self._owner.rollouts.failed(group)
+        end = f"skipped ({cause})" if cause is SkipCause.RETRY_BUDGET_EXHAUSTED else "will be answered again"
+        log.warning("prompt %d, try %d: %s; %s", group.ordinal, group.attempt + 1, why, end)
