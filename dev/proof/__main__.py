@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=24)
     parser.add_argument("--each", type=int, default=4, help="kills at each of the wanted moments, at least")
     parser.add_argument("--no-publish", action="store_true", help="leave docs/proof and the README as they are")
+    parser.add_argument("--judge", type=Path, help="no new run: judge and publish the one that --keep has left here")
     parser.add_argument("--keep", type=Path, help="keep the run's directory here")
     options = parser.parse_args()
     base = options.keep or Path(tempfile.mkdtemp(prefix="rljob-proof-"))

@@ -40,7 +40,8 @@ def manifest(sizes: Sizes) -> dict[str, Any]:
     spec["data"] |= {"builtin": "copyv", "seed": sizes.seed}
     spec["environment"] = {"builtin": "unreliable", "timeoutSeconds": 1}
     spec["generation"] |= {
-        "maxNewTokens": 7,
+        "maxNewTokens": 16,
+        "maxSequenceLength": 32,
         "maxInFlightPrompts": sizes.in_flight,
         "maxRequests": sizes.in_flight * sizes.generations_per_prompt,
     }

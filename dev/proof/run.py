@@ -8,8 +8,9 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from dev.proof import moments
 from dev.proof.audit import Audit, audit
@@ -17,6 +18,8 @@ from dev.proof.job import Sizes, write
 from dev.proof.life import HarnessError, Life, read_lines
 from dev.proof.moments import WANTED, Hit
 
+#: What the harness itself remembers of a run, beside the run's directory.
+STORY = "story.json"
 #: Kills beyond the plan, to reach the wanted numbers: a moment of milliseconds is sometimes missed.
 MOST_MORE = 24
 #: Seconds for the last life, which only has to finish.
@@ -46,16 +49,38 @@ class Outcome:
     sizes: Sizes
     kills: list[Kill]
     audit: Audit
+    #: Steps, rewards and accumulated seconds, from metrics.jsonl.
+    metrics: list[dict[str, Any]]
     seconds: float
-    directory: Path
-    lives: int = 0
-    hits: dict[str, int] = field(default_factory=dict)
+    lives: int
+
+    @property
+    def hits(self) -> dict[str, int]:
+        """Kills by what they hit."""
+        return {str(hit): found for hit in Hit if (found := sum(kill.hit == hit for kill in self.kills))}
+
+
+def judged(base: Path) -> Outcome:
+    """The verdict on a run directory that a proof has left behind."""
+    story = json.loads((base / STORY).read_text())
+    sizes = Sizes(**story["sizes"])
+    report = json.loads((base / "run" / "progress.json").read_text())
+    return Outcome(
+        story["seed"],
+        sizes,
+        [Kill(**kill) for kill in story["kills"]],
+        audit(base / "run", sizes, report),
+        list(read_lines(base / "run" / "metrics.jsonl")),
+        story["seconds"],
+        story["lives"],
+    )
 
 
 class ProofRun:
     """A run directory, its lives and their kills."""
 
     def __init__(self, directory: Path, sizes: Sizes, seed: int, say: Callable[[str], None] = print) -> None:
+        self._base = directory
         self._directory = directory / "run"
         self._job = write(sizes, directory / "job.yaml")
         self._sizes = sizes
@@ -78,17 +103,15 @@ class ProofRun:
                 hits = Counter(kill.hit for kill in self._kills)
                 pending = [moments.plan(self._draw, aim) for aim in WANTED if hits[aim] < each]
         self._finish()
-        report = json.loads((self._directory / "progress.json").read_text())
-        return Outcome(
-            self._seed,
-            self._sizes,
-            self._kills,
-            audit(self._directory, self._sizes, report),
-            round(time.monotonic() - self._began, 1),
-            self._directory,
-            self._lives,
-            dict(Counter(kill.hit for kill in self._kills)),
-        )
+        story = {
+            "seed": self._seed,
+            "sizes": asdict(self._sizes),
+            "kills": [asdict(kill) for kill in self._kills],
+            "seconds": round(time.monotonic() - self._began, 1),
+            "lives": self._lives,
+        }
+        (self._base / STORY).write_text(json.dumps(story, indent=2))
+        return judged(self._base)
 
     def _begin(self) -> Life:
         self._lives += 1

@@ -16,7 +16,9 @@ class ConditionType(StrEnum):
     CLUSTER_READY = "ClusterReady"
     DRIVER_RUNNING = "DriverRunning"
     PROGRESSING = "Progressing"
+    CHECKPOINT_AVAILABLE = "CheckpointAvailable"
     PROMPTS_SKIPPED = "PromptsSkipped"
+    SUSPENDED = "Suspended"
     RESTARTING = "Restarting"
     SUCCEEDED = "Succeeded"
 
@@ -75,6 +77,7 @@ INVALID = {
         ("InFlightCapZero", "No prompt could be in flight."),
         ("DeadlinesInvalid", "A deadline is over before something that it waits for may be."),
         ("VolumePathInvalid", "A path leads out of its volume."),
+        ("FailureRulesInvalid", "A rule of failurePolicy.rules could match nothing, or everything."),
         ("AccessModeInvalid", "The checkpoint claim can't be mounted by all pods."),
         ("VolumeChanged", "The checkpoint volume was edited after an attempt began to write to it."),
         ("NotSupportedYet", "A field is set to a value that the installed version does not honour."),
@@ -89,6 +92,13 @@ VOLUME_MISSING = _reason(
     "VolumeMissing",
     "PersistentVolumeClaim {claim} does not exist in namespace {namespace}; create it, the job goes on by itself",
     "The claim of checkpoint.volume does not exist; nothing is created until it does.",
+)
+VOLUME_UNBOUND = _reason(
+    _C,
+    "False",
+    "VolumeUnbound",
+    "PersistentVolumeClaim {claim} has no volume yet: {detail}; the job goes on by itself",
+    "The claim of checkpoint.volume is not bound; nothing is created until it is.",
 )
 KUBERAY_MISSING = _reason(
     _C,
@@ -113,7 +123,11 @@ PODS_PENDING = _reason(
 )
 PODS_READY = _reason(_C, "True", "AllPodsReady", "all {wanted} pods are ready", "Head and workers are ready now.")
 CLUSTER_REJECTED = _reason(
-    _C, "False", "ClusterRejected", "RayCluster {cluster} is refused: {detail}", "KubeRay or the API server refuses it."
+    _C,
+    "False",
+    "ClusterRejected",
+    "{what} is refused: {detail}",
+    "KubeRay or the API server refuses it, or the preflight's pod.",
 )
 HEAD_LOST = _reason(_C, "False", "HeadLost", "{detail}", "The head ended; the attempt is over.")
 WORKER_LOST = _reason(_C, "False", "WorkerLost", "{detail}", "A worker ended; the attempt is over.")
@@ -154,6 +168,46 @@ STALLED = _reason(
 )
 PROGRESS_ENDED = _reason(_P, "False", "Finished", "the job has ended", "Nothing more will happen.")
 
+_K = ConditionType.CHECKPOINT_AVAILABLE
+NOT_CHECKED = _reason(_K, "Unknown", "NotChecked", "the volume was not looked at yet", "Nothing is known yet.")
+CHECKING = _reason(
+    _K, "Unknown", "Checking", "pod {pod} looks at the volume{detail}", "The preflight runs, before any other pod exists."
+)
+NONE_YET = _reason(_K, "False", "NoneYet", "the run has no checkpoint yet", "The attempt begins at step 0.")
+AVAILABLE = _reason(_K, "True", "Available", "step {step}: {path}", "The newest complete checkpoint of the run's lineage.")
+PASSED_OVER = _reason(
+    _K,
+    "True",
+    "PassedOver",
+    "step {step}: {path}; passed over: {passed}",
+    "A newer checkpoint is damaged or could not be loaded; an older one is used.",
+)
+WITHOUT_LEDGER = _reason(
+    _K,
+    "True",
+    "WithoutLedger",
+    "step {step}: {path}; it was written without a prompt ledger: up to {at_risk} prompts may have been lost before it",
+    "The run is lossless from its own first checkpoint on.",
+)
+CHECKPOINT_GONE = _reason(
+    _K,
+    "False",
+    "Gone",
+    "{path} of this run is not on the volume any more ({found}); bring it back, or delete the RLJob and create it anew to "
+    "start from the beginning",
+    "The run had a checkpoint, and the volume has none: starting over would forget the run. No GPU pod is made.",
+)
+BLOCKED_BY = {
+    outcome: _reason(_K, "False", name, "{detail}", meaning + " No GPU pod is made.")
+    for outcome, name, meaning in (
+        ("OnExisting", "ExistingRefused", "Somebody's run is there, and checkpoint.onExisting is Refuse."),
+        ("Foreign", "ForeignRun", "The directory belongs to a job of another name."),
+        ("Incompatible", "Incompatible", "The checkpoint does not fit the spec; the message names what differs."),
+        ("Corrupt", "Corrupt", "There are checkpoints, and none is valid."),
+        ("Unusable", "VolumeUnusable", "The volume can't be read or written."),
+    )
+}
+
 _S = ConditionType.PROMPTS_SKIPPED
 SKIPPED_NOT_REPORTED = _reason(_S, "Unknown", "NotReported", "no report of the driver yet", "The driver has not reported.")
 SKIPPED_NONE = _reason(_S, "False", "None", "0 of {handed_out} prompts skipped", "No prompt was skipped.")
@@ -166,6 +220,15 @@ SKIPPED_EXCEEDED = _reason(
     "BudgetExceeded",
     "{skipped} of {handed_out} prompts skipped, {budget} allowed ({causes})",
     "More than prompts.maxSkipped.",
+)
+
+_U = ConditionType.SUSPENDED
+NOT_SUSPENDED = _reason(_U, "False", "NotSuspended", "", "The job may run.")
+SUSPENDING = _reason(
+    _U, "False", "Suspending", "{detail}", "spec.suspend is true: a last checkpoint is being written, or pods are ending."
+)
+SUSPENDED = _reason(
+    _U, "True", "SuspendedByUser", "spec.suspend is true; {detail}", "Nothing runs until spec.suspend is false."
 )
 
 _R = ConditionType.RESTARTING
@@ -182,6 +245,17 @@ BACKING_OFF = _reason(_R, "True", "BackingOff", "attempt {attempt} starts at {ti
 _T = ConditionType.SUCCEEDED
 STATE_INVALID = _reason(_T, "Unknown", "Invalid", "the spec is refused; see Validated", "Waiting for a corrected spec.")
 STATE_PENDING = _reason(_T, "Unknown", "Pending", "{detail}", "Waiting for something outside: a volume, KubeRay.")
+STATE_CHECKING = _reason(
+    _T, "Unknown", "Checking", "looking at the checkpoint volume{detail}", "The preflight, before any other pod exists."
+)
+STATE_BLOCKED = _reason(
+    _T,
+    "Unknown",
+    "Blocked",
+    "{detail}; looked at again when the spec changes, and now and then",
+    "What is on the checkpoint volume does not go with the spec; see CheckpointAvailable.",
+)
+STATE_SUSPENDED = _reason(_T, "Unknown", "Suspended", "{detail}", "spec.suspend is true.")
 STATE_PROVISIONING = _reason(_T, "Unknown", "Provisioning", "waiting for pods", "The cluster is being made.")
 STATE_STARTING = _reason(_T, "Unknown", "Starting", "the driver is starting", "Pods are ready, no step yet.")
 STATE_RUNNING = _reason(_T, "Unknown", "Running", "step {step} of {total}", "Training.")
@@ -195,16 +269,24 @@ STATE_ERROR = _reason(
 )
 COMPLETED = _reason(_T, "True", "Completed", "{detail}", "All steps are done.")
 TARGET_REACHED = _reason(_T, "True", "TargetReached", "{detail}", "validation.stopAtReward was reached.")
+# The reasons that an attempt can fail for: status.lastFailure.reason, and with no restart left Succeeded's. Rules of
+# failurePolicy.rules name them in onReasons.
 FAILURES = {
     name: _reason(_T, "False", name, "attempt {attempt}: {detail}", meaning)
     for name, meaning in (
-        ("DriverFailed", "The driver ended with an exit code that no restart can help, or restarts are used up."),
-        ("HeadLost", "The head pod was lost and restarts are used up."),
-        ("WorkerLost", "A worker pod was lost and restarts are used up."),
+        ("DriverFailed", "The driver ended with an exit code."),
+        ("HeadLost", "The head pod was lost."),
+        ("WorkerLost", "A worker pod was lost."),
+        ("OutOfMemory", "A pod went over its memory limit (OOMKilled)."),
+        ("Preempted", "The scheduler took a pod's place for another of higher priority."),
+        ("Drained", "A pod was evicted: a drain, or a taint of its node."),
+        ("Evicted", "A pod was ended by its node (shutting down, short of something), or its node is gone."),
+        ("PreflightFailed", "The preflight's pod ended without a report."),
         ("ClusterRejected", "KubeRay or the API server refuses the RayCluster."),
         ("ProvisioningDeadlineExceeded", "Pods were not ready within deadlines.provisioningSeconds."),
         ("FirstStepDeadlineExceeded", "No step within deadlines.firstStepSeconds."),
         ("StallDeadlineExceeded", "No step within deadlines.stallSeconds."),
+        ("ActiveDeadlineExceeded", "The run took longer than deadlines.activeSeconds."),
         ("DriverLost", "Ray no longer knows the driver."),
     )
 }

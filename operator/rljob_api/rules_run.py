@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from . import sizes as s
 from .expr import Expr, count, field, given, has, lift, when
 from .layout import ACTOR_CALLS, CALLS_KEPT_FREE
+from .pattern import Pattern, PatternError
+from .reasons import FAILURES
 from .rule import Clause, Rule, clause
+from .spec import RLJobSpec
 
 
 def _one_of(parent: str, *names: str) -> Clause:
@@ -70,7 +75,36 @@ CHOICE_RULES: tuple[Rule, ...] = (
     ),
 )
 
+
+def _failure_rules(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
+    """Criteria that could never match, or a rule without any: each would do something else than its author thinks."""
+    seen: set[str] = set()
+    for index, rule in enumerate(spec.failure_policy.rules):
+        path = f"spec.failurePolicy.rules[{index}]"
+        if rule.name in seen:
+            yield f"{path}.name", f"{rule.name!r} is the name of an earlier rule; status names the rule that decided"
+        seen.add(rule.name)
+        if not (rule.on_exit_codes or rule.on_reasons or rule.on_message_pattern):
+            yield path, "has no criterion; onExitCodes, onReasons or onMessagePattern would do"
+        for place, reason in enumerate(rule.on_reasons):
+            if reason not in FAILURES:
+                yield f"{path}.onReasons[{place}]", f"{reason!r} is no failure reason; one of {', '.join(FAILURES)} would do"
+        try:
+            Pattern(rule.on_message_pattern or "")
+        except PatternError as error:
+            yield f"{path}.onMessagePattern", str(error)
+
+
 RUN_RULES: tuple[Rule, ...] = (
+    Rule(
+        "failure-rules",
+        "FailureRulesInvalid",
+        "error",
+        "Each rule has a name of its own and a criterion that can match; patterns are of a language that can't hang.",
+        check=_failure_rules,
+        reads=frozenset({"spec.failurePolicy.rules"}),
+        deviation="Not Megatron's subject.",
+    ),
     Rule(
         "inference-optimized",
         "InferenceOptimizedInvalid",

@@ -315,7 +315,7 @@ class Prompts(ApiModel):
 
 
 class FailureRule(ApiModel):
-    """One rule; all of its given criteria must match."""
+    """One rule; it needs a criterion, and all of its given criteria must match."""
 
     name: Annotated[str, Field(min_length=1, max_length=63)]
     """Shown in status when the rule decides."""
@@ -324,9 +324,10 @@ class FailureRule(ApiModel):
     on_exit_codes: Annotated[list[ExitStatus], Field(max_length=64)] = Field(default_factory=list)
     """Exit codes of the driver."""
     on_reasons: Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=64)] = Field(default_factory=list)
-    """Failure reasons."""
-    on_message_pattern: Annotated[str, Field(max_length=256)] | None = None
-    """Regular expression over the failure's message."""
+    """Failure reasons, such as HeadLost, WorkerLost, OutOfMemory, StallDeadlineExceeded (docs/conditions.md, Succeeded)."""
+    on_message_pattern: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Regular expression that some part of the failure's message or last log lines matches. ( ) | * + ? [ ] . \\d \\w \\s ^ $
+    only: nothing that could run for ever."""
 
 
 class FailurePolicy(ApiModel):

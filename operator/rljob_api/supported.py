@@ -50,9 +50,13 @@ HONOURED = frozenset(
         "prompts.onExceeded",
         *(f"failurePolicy.{name}" for name in ("maxRestarts", "backoffSeconds", "maxBackoffSeconds")),
         "failurePolicy.resetAfterProgress",
+        "failurePolicy.rules",
         *(f"deadlines.{name}" for name in ("provisioningSeconds", "firstStepSeconds", "stallSeconds")),
         "deadlines.saveSeconds",
         "deadlines.handoverSeconds",
+        "deadlines.activeSeconds",
+        "deadlines.onStall",
+        "suspend",
         "ttlSecondsAfterFinished",
     )
 )
@@ -74,8 +78,6 @@ def _only(*values: object) -> Partly:
 def _spell(value: object) -> str:
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
 
-
-_EMPTY = Partly(lambda value: not value, "an empty list")
 
 PARTLY: dict[str, Partly] = {
     f"spec.{path}": row
@@ -105,11 +107,7 @@ PARTLY: dict[str, Partly] = {
         "data.jsonl.path": _only(None),
         "data.parquet.path": _only(None),
         "data.dataset.path": _only(None),
-        "failurePolicy.rules": _EMPTY,
-        "deadlines.activeSeconds": _only(None),
-        "deadlines.onStall": _only("Restart"),
         "queueName": _only(None),
-        "suspend": _only(False),
     }.items()
 }
 

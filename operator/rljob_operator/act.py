@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rljob_api import names
 
@@ -110,7 +110,7 @@ class Actor:
                 await self._kube.delete_pod(job.namespace, name, uid)
                 log.info("%s/%s: pod %s is deleted", *job.key, name)
             case AskSave(_, seconds):
-                outcome.save = await self._ray.save(job, seconds)
+                outcome.save = _merged(outcome.save, await self._ray.save(job, seconds))
                 log.info("%s/%s: asked for a save: %s", *job.key, outcome.save)
             case ReleaseWorkers(name, uid):
                 await self._kube.release_workers(job.namespace, name, uid)
@@ -157,10 +157,10 @@ class Actor:
             obj = await self._kube.create_pod(action.manifest)
         except AlreadyExistsError:
             # Ours is read back by its label in the next pass, which forgets this; anybody else's is in the way.
-            outcome.refusal = Refusal(f"a pod {name} exists already", final=False)
+            outcome.refusal = Refusal("a pod of that name exists already", final=False, what=f"pod {name}")
             return
         except ApiError as error:
-            outcome.refusal = _refusal(error)
+            outcome.refusal = replace(_refusal(error), what=f"pod {name}")
             log.warning("%s/%s: pod %s is refused: %s", *job.key, name, error.message)
             return
         outcome.refusal = None
@@ -219,3 +219,10 @@ def _refusal(error: ApiError) -> Refusal:
     if error.status >= 500 or error.status == 429:
         raise error
     return Refusal(f"{error.status} {error.reason}: {error.message}", error.status in _NEVER_ACCEPTED)
+
+
+def _merged(before: SaveAnswer | Unreachable | None, now: SaveAnswer | Unreachable) -> SaveAnswer | Unreachable:
+    """The newest answer, with the step at which a save was first accepted: a checkpoint of that step is what was asked for."""
+    if isinstance(before, SaveAnswer) and isinstance(now, SaveAnswer) and before.accepted:
+        return replace(now, step=before.step)
+    return before if isinstance(before, SaveAnswer) and before.accepted and isinstance(now, Unreachable) else now

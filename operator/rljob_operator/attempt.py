@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 from rljob_api import names, reasons
 from rljob_api.findings import Finding
 from rljob_api.manifest import Verdict
 from rljob_api.spec import Deadlines, RLJobSpec, Volume
 
+from .classify import Failure
+from .deadlines import active_left, pods_detail, provisioning_overdue
 from .draft import Draft
-from .failure import Failure, find_failure, pods_detail, provisioning_overdue
+from .failure import describe_code, find_failure
 from .plan import SubmitDriver
-from .render import TemplateError
+from .render import TemplateError, driver_environment
 from .report import last_step, step_reached, steps_of_attempt, take_report
 from .times import format_time, parse_time
 from .world import Cluster, Driver, DriverUnknown, Unreachable, World
@@ -60,17 +60,16 @@ def without_cluster(world: World, draft: Draft, deadlines: Deadlines) -> Failure
     """The attempt is counted but has no RayCluster: not yet, refused, in the way of a namesake, or no longer."""
     name = world.job.cluster_name
     if world.job.status.ray_cluster_name == name or world.pods_of(name):
-        return Failure("HeadLost", f"RayCluster {name} was deleted by someone else")
+        return Failure("HeadLost", f"RayCluster {name} was deleted by someone else", lost="head")
     mend_start(world, draft)
-    draft.set(reasons.STATE_PROVISIONING)
     if world.stranger:
         draft.set(reasons.NAME_TAKEN, what=f"RayCluster {name} of {world.stranger}")
         return provisioning_overdue(world, deadlines, f"; RayCluster {name} belongs to {world.stranger}")
-    if world.refusal is not None:
-        draft.set(reasons.CLUSTER_REJECTED, cluster=name, detail=world.refusal.detail)
-        rejected = Failure("ClusterRejected", f"RayCluster {name} is refused: {world.refusal.detail}", final=True)
-        if world.refusal.final or provisioning_overdue(world, deadlines, "") is not None:
-            return rejected
+    if (refusal := world.refused) is not None:
+        what = refusal.what or f"RayCluster {name}"
+        draft.set(reasons.CLUSTER_REJECTED, what=what, detail=refusal.detail)
+        if refusal.final or provisioning_overdue(world, deadlines, "") is not None:
+            return Failure("ClusterRejected", f"{what} is refused: {refusal.detail}", final=True)
     return None
 
 
@@ -107,8 +106,8 @@ def all_pods_ready(world: World, cluster: Cluster) -> bool:
     return len(pods) >= cluster.wanted and any(pod.head for pod in pods)
 
 
-def describe(world: World, draft: Draft, cluster: Cluster) -> None:
-    """Conditions of an attempt that lives."""
+def describe(world: World, draft: Draft, cluster: Cluster, stalled: Failure | None = None) -> None:
+    """Conditions of an attempt that lives, stalled or not."""
     ready = sum(pod.ready and not pod.ended and not pod.deleting for pod in world.pods_of(cluster.name))
     if all_pods_ready(world, cluster):
         draft.set(reasons.PODS_READY, wanted=cluster.wanted)
@@ -117,6 +116,10 @@ def describe(world: World, draft: Draft, cluster: Cluster) -> None:
     draft.set(reasons.NOT_RESTARTING)
     _describe_driver(world, draft)
     _describe_progress(world, draft, cluster)
+    if stalled is not None:
+        if draft.reason_of(reasons.STALLED.condition) != reasons.STALLED.name:
+            draft.event("Warning", reasons.STALLED.name, stalled.detail)
+        draft.set(reasons.STALLED, detail=stalled.detail)
 
 
 def _describe_driver(world: World, draft: Draft) -> None:
@@ -124,8 +127,9 @@ def _describe_driver(world: World, draft: Draft) -> None:
     match world.driver:
         case Driver(status="RUNNING"):
             draft.set(reasons.DRIVER_RUNNING, submission=submission)
-        case Driver(status="SUCCEEDED"):
-            draft.set(reasons.DRIVER_EXITED, submission=submission, code=0)
+        case Driver(ended=True, exit_code=code):
+            said = 0 if world.driver.status == "SUCCEEDED" else "unknown" if code is None else describe_code(code)
+            draft.set(reasons.DRIVER_EXITED, submission=submission, code=said)
         case Driver():
             draft.set(reasons.DRIVER_SUBMITTED, submission=submission)
         case Unreachable(detail):
@@ -166,17 +170,19 @@ def submission(world: World, cluster: Cluster, current: RLJobSpec | None) -> Sub
         cluster=cluster.name,
         submission_id=job.submission_id,
         entrypoint=names.DRIVER_ENTRYPOINT,
-        environment={
-            names.ENV_SPEC: json.dumps(spec.to_wire(), separators=(",", ":"), sort_keys=True),
-            names.ENV_NAME: job.name,
-            names.ENV_NAMESPACE: job.namespace,
-            names.ENV_UID: job.uid,
-            names.ENV_ATTEMPT: str(job.status.attempt),
-            names.ENV_VOLUME: names.VOLUME_MOUNT_PATH,
-        },
+        environment=_environment(world, cluster, spec),
         metadata={
             "rljob": f"{job.namespace}/{job.name}",
             "rljob_uid": job.uid,
             "rljob_attempt": str(job.status.attempt),
         },
     )
+
+
+def _environment(world: World, cluster: Cluster, spec: RLJobSpec) -> dict[str, str]:
+    environment = driver_environment(world.job, spec)
+    if cluster.preflight is not None:
+        environment[names.ENV_PREFLIGHT] = cluster.preflight.model_dump_json(by_alias=True, exclude_none=True)
+    if (left := active_left(world.job.status, spec.deadlines, world.now)) is not None:
+        environment[names.ENV_ACTIVE_SECONDS_LEFT] = f"{max(left, 0):.0f}"
+    return environment

@@ -6,52 +6,25 @@ Three stages, read from the status' lasting fields: between attempts, in an atte
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from rljob_api import names, reasons
+from rljob_api import reasons
 from rljob_api.findings import errors, render
 from rljob_api.manifest import Verdict, judge
 from rljob_api.reasons import ConditionType
 from rljob_api.rules import check_access
-from rljob_api.spec import Deadlines, FailurePolicy, RLJobSpec
+from rljob_api.spec import RLJobSpec
 
-from . import attempt, ending
+from . import attempt, ending, preflight, suspension
+from .between import decide_between, volume_missing
+from .classify import Failure
+from .deadlines import active_overdue
 from .draft import Draft
-from .plan import Action, CreateCluster, DeleteCluster, PersistAttempt, Plan
+from .plan import Action, CreateCluster, DeleteCluster, DeletePod, Plan, ReleaseWorkers
 from .render import TemplateError, ray_cluster
+from .terms import PENDING_SECONDS, WAIT_SECONDS, Step, Terms
 from .times import format_time, parse_time
-from .world import Stage, World
-
-WAIT_SECONDS = 15.0
-"""How often something outside (a claim, KubeRay, a namesake) is looked for again."""
-
-PENDING_SECONDS = 5.0
-"""How often an attempt is looked at while its pods start."""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """The parts of the spec that may change while an attempt runs."""
-
-    deadlines: Deadlines = field(default_factory=Deadlines)
-    failure_policy: FailurePolicy = field(default_factory=FailurePolicy)
-    max_skipped: int = 0
-    ttl: int | None = None
-
-    @classmethod
-    def of(cls, spec: RLJobSpec | None) -> Terms:
-        """The terms of a spec; the defaults where none can be read."""
-        if spec is None:
-            return cls()
-        return cls(spec.deadlines, spec.failure_policy, spec.prompts.max_skipped, spec.ttl_seconds_after_finished)
-
-
-@dataclass(frozen=True)
-class Step:
-    """What a stage answers: actions and when to look again."""
-
-    actions: tuple[Action, ...] = ()
-    requeue_after: float | None = None
+from .world import Cluster, Stage, World
 
 
 def decide(world: World) -> Plan:
@@ -113,73 +86,9 @@ def _validated(draft: Draft, verdict: Verdict) -> None:
     draft.set(reason, findings=render(wrong))
 
 
-# ---- Between attempts ----
-
-
 def _between(world: World, draft: Draft, spec: RLJobSpec | None) -> Step:
-    leftovers = tuple(
-        DeleteCluster(one.name, one.uid) for one in world.clusters if one.owner_uid == world.job.uid and not one.deleting
-    )
-    if waiting := _previous_attempt(world, draft, Terms.of(spec)):
-        return Step(leftovers, waiting)
-    if spec is None:
-        draft.set(reasons.STATE_INVALID)
-        # Another claim may take the place of one that can't be shared, without a change of the job.
-        return Step(leftovers, WAIT_SECONDS if world.claim_modes else None)
-    draft.update(total_steps=spec.algorithm.grpo.steps)
-    if detail := _missing(world, draft, spec):
-        draft.set(reasons.STATE_PENDING, detail=detail)
-        return Step(leftovers, WAIT_SECONDS)
-    return _start(world, draft)
-
-
-def _previous_attempt(world: World, draft: Draft, terms: Terms) -> float | None:
-    """Seconds to wait for the previous attempt's pods or for the backoff; None when the next one may start."""
-    status = world.job.status
-    left = sorted(pod.name for pod in world.pods if pod.job_uid == world.job.uid)
-    left += sorted(f"RayCluster {one.name}" for one in world.clusters if one.owner_uid == world.job.uid)
-    if left:
-        draft.set(reasons.WAITING_FOR_PODS, attempt=status.attempt, pods=", ".join(left))
-        draft.set(reasons.STATE_RESTARTING, detail=f"waiting for attempt {status.attempt} to end")
-        return WAIT_SECONDS
-    due = ending.next_start(status, terms.failure_policy, world.now)
-    if due > world.now:
-        draft.set(reasons.BACKING_OFF, attempt=status.attempt + 1, time=format_time(due))
-        draft.set(reasons.STATE_RESTARTING, detail=f"attempt {status.attempt + 1} starts at {format_time(due)}")
-        return max((due - world.now).total_seconds(), 0.1)
-    return None
-
-
-def _missing(world: World, draft: Draft, spec: RLJobSpec) -> str:
-    """What outside the job has to come or go first; sets ClusterReady."""
-    foreign = [f"RayCluster {one.name}" for one in world.clusters if one.owner_uid != world.job.uid]
-    foreign += [f"pod {pod.name}" for pod in world.pods if pod.job_uid != world.job.uid]
-    if foreign:
-        draft.set(reasons.NAME_TAKEN, what=foreign[0])
-        return f"waiting for {foreign[0]} to be gone"
-    if world.claim_exists is False:
-        return _volume_missing(world, draft, spec)
-    if world.kuberay_present is False:
-        draft.set(reasons.KUBERAY_MISSING)
-        return "KubeRay is not installed"
-    return ""
-
-
-def _volume_missing(world: World, draft: Draft, spec: RLJobSpec) -> str:
-    claim = spec.checkpoint.volume.claim_name
-    draft.set(reasons.VOLUME_MISSING, claim=claim, namespace=world.job.namespace)
-    return f"PersistentVolumeClaim {claim} does not exist"
-
-
-def _start(world: World, draft: Draft) -> Step:
-    number = world.job.status.attempt + 1
-    draft.update(attempt=number, attempt_start_time=format_time(world.now), ray_cluster_name=None)
-    for reason in (reasons.CLUSTER_NOT_CREATED, reasons.DRIVER_NOT_SUBMITTED, reasons.NOT_STARTED, reasons.NOT_RESTARTING):
-        draft.set(reason)
-    draft.set(reasons.STATE_PROVISIONING)
-    cluster = names.cluster_name(world.job.name, number)
-    draft.event("Normal", "AttemptStarted", f"attempt {number} started: RayCluster {cluster}")
-    return Step((PersistAttempt(number),), 0.0)
+    answer = decide_between(world, draft, spec)
+    return answer if isinstance(answer, Step) else _failed(world, draft, answer, Terms.of(spec))
 
 
 # ---- In an attempt ----
@@ -188,25 +97,57 @@ def _start(world: World, draft: Draft) -> Step:
 def _in_attempt(world: World, draft: Draft, spec: RLJobSpec | None) -> Step:
     cluster = world.cluster
     terms = Terms.of(spec or (cluster.spec if cluster else None))
-    if cluster is None:
-        failure = attempt.without_cluster(world, draft, terms.deadlines)
-        if failure is not None:
-            return _failed(world, draft, failure, terms)
-        if spec is None:
-            draft.set(reasons.STATE_INVALID)
-        elif world.claim_exists is False:
-            draft.set(reasons.STATE_PENDING, detail=_volume_missing(world, draft, spec))
-        if world.stranger or spec is None or world.claim_exists is False:
-            return Step((), WAIT_SECONDS)
-        retry = WAIT_SECONDS if world.refusal else 1.0
-        return Step((CreateCluster(ray_cluster(world.job, spec, world.job.status.attempt)),), retry)
-    attempt.observe(world, draft, cluster, terms.max_skipped)
-    if attempt.has_succeeded(world, cluster):
-        ending.succeed(world, draft)
-        return _let_go(world, draft, terms.ttl)
-    if failure := attempt.find_failure(world, cluster, terms.deadlines):
+    if cluster is not None:
+        attempt.observe(world, draft, cluster, terms.max_skipped)
+        if attempt.has_succeeded(world, cluster):
+            ending.succeed(world, draft)
+            return _let_go(world, draft, terms.ttl)
+    if world.job.wants_suspension:
+        return suspension.end_attempt(world, draft, terms.deadlines)
+    suspension.lift(world, draft)
+    if failure := active_overdue(world, terms.deadlines):
         return _failed(world, draft, failure, terms)
-    attempt.describe(world, draft, cluster)
+    if cluster is None:
+        return _without_cluster(world, draft, spec, terms)
+    step = _with_cluster(world, draft, cluster, spec, terms)
+    done = world.preflight  # its report is on the cluster now
+    if done is None or done.deleting:
+        return step
+    return Step((DeletePod(done.name, done.uid), *step.actions), step.requeue_after)
+
+
+def _without_cluster(world: World, draft: Draft, spec: RLJobSpec | None, terms: Terms) -> Step:
+    """The attempt is counted: look at the volume, then make its cluster."""
+    failure = attempt.without_cluster(world, draft, terms.deadlines)
+    if failure is not None:
+        return _failed(world, draft, failure, terms)
+    if spec is None:
+        draft.set(reasons.STATE_INVALID)
+        return Step((), WAIT_SECONDS)
+    if detail := volume_missing(world, draft, spec):
+        draft.set(reasons.STATE_PENDING, detail=detail)
+        return Step((), WAIT_SECONDS)
+    if world.stranger:
+        draft.set(reasons.STATE_PROVISIONING)
+        return Step((), WAIT_SECONDS)
+    match preflight.judge(world, draft, spec):
+        case Failure() as failure:
+            return _failed(world, draft, failure, terms)
+        case Step() as step:
+            return step
+        case preflight.Go(report):
+            draft.set(reasons.STATE_PROVISIONING)
+            draft.update(checkpoint_volume=spec.checkpoint.volume)
+            manifest = ray_cluster(world.job, spec, world.job.status.attempt, report)
+            return Step((CreateCluster(manifest),), WAIT_SECONDS if world.refused else 1.0)
+
+
+def _with_cluster(world: World, draft: Draft, cluster: Cluster, spec: RLJobSpec | None, terms: Terms) -> Step:
+    failure = attempt.find_failure(world, cluster, terms.deadlines)
+    stalled = failure is not None and failure.reason == "StallDeadlineExceeded" and terms.deadlines.on_stall == "Warn"
+    if failure is not None and not stalled:
+        return _failed(world, draft, failure, terms)
+    attempt.describe(world, draft, cluster, failure)
     submit = attempt.submission(world, cluster, spec)
     if submit is not None:
         draft.event("Normal", "DriverSubmitted", f"submitted {submit.submission_id} to RayCluster {cluster.name}")
@@ -215,12 +156,18 @@ def _in_attempt(world: World, draft: Draft, spec: RLJobSpec | None) -> Step:
     return Step((), world.poll_seconds if cluster.provisioned else PENDING_SECONDS)
 
 
-def _failed(world: World, draft: Draft, failure: attempt.Failure, terms: Terms) -> Step:
-    if ending.fail(world, draft, failure, terms.failure_policy):
-        cluster = world.cluster
-        gone = () if cluster is None or cluster.deleting else (DeleteCluster(cluster.name, cluster.uid),)
-        return Step(gone, 0.5)
-    return _let_go(world, draft, terms.ttl)
+def _failed(world: World, draft: Draft, failure: Failure, terms: Terms) -> Step:
+    if not ending.fail(world, draft, failure, terms):
+        return _let_go(world, draft, terms.ttl)
+    gone: list[Action] = []
+    if (cluster := world.cluster) is not None and not cluster.deleting:
+        gone.append(DeleteCluster(cluster.name, cluster.uid))
+    return Step((*gone, *_preflights(world)), 0.5)
+
+
+def _preflights(world: World) -> tuple[DeletePod, ...]:
+    pods = (one for one in world.pods if one.preflight and one.job_uid == world.job.uid and not one.deleting)
+    return tuple(DeletePod(one.name, one.uid) for one in pods)
 
 
 # ---- Finished ----
@@ -235,12 +182,13 @@ def _finished(world: World, draft: Draft, spec: RLJobSpec | None) -> Step:
 
 
 def _let_go(world: World, draft: Draft, ttl: int | None, finished: datetime.datetime | None = None) -> Step:
-    """Delete the job's clusters, at once or when the time to keep them is over."""
+    """Let the job's pods go: workers at once, the head (logs, dashboard) at once or when the time to keep it is over."""
     ours = [one for one in world.clusters if one.owner_uid == world.job.uid and not one.deleting]
     until = (finished or world.now) + datetime.timedelta(seconds=ttl or 0)
     if ours and ttl and until > world.now:
         draft.set(reasons.CLUSTER_KEPT, until=format_time(until))
-        return Step((), (until - world.now).total_seconds() + 0.1)
+        released = tuple(ReleaseWorkers(one.name, one.uid) for one in ours if one.workers)
+        return Step((*released, *_preflights(world)), (until - world.now).total_seconds() + 0.1)
     if name := world.job.status.ray_cluster_name or (ours[0].name if ours else ""):
         draft.set(reasons.CLUSTER_DELETED, cluster=name)
-    return Step(tuple(DeleteCluster(one.name, one.uid) for one in ours))
+    return Step((*(DeleteCluster(one.name, one.uid) for one in ours), *_preflights(world)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -14,7 +15,10 @@ from .times import format_time
 from .world import World
 
 _ORDER = tuple(ConditionType)
-_MESSAGE_LIMIT = 4096
+# A status stays under 32 kB whatever people's and machines' words it quotes: eleven conditions, the last failure, and the
+# ordinals of skipped prompts (at most 8 causes of 100) are what can grow.
+_MESSAGE_BYTES = 1400
+LAST_FAILURE_BYTES = 3500
 
 # What a running driver or other people's words move all the time; its writes are spaced, the others are written at once.
 _PACED = frozenset({"step", "reward", "validation", "prompts", "rolledBack", "inFlightPrompts", "checkpoint", "lastStepTime"})
@@ -45,13 +49,18 @@ class Draft:
                 "observed_generation": self._world.job.generation,
                 "last_transition_time": format_time(self._world.now) if old is None or changed else old.last_transition_time,
                 "reason": reason.name,
-                "message": clip(reason.message(**values), _MESSAGE_LIMIT),
+                "message": clip(reason.message(**values), _MESSAGE_BYTES),
             }
         )
 
     def reason_of(self, type_: ConditionType) -> str | None:
         """A condition's reason as it stood before this pass: for events on a change only, never for decisions."""
         return next((one.reason for one in self._world.job.status.conditions if one.type == type_), None)
+
+    def now(self, type_: ConditionType) -> tuple[str, str]:
+        """A condition's reason and message as this pass has them so far; empty where it was never set."""
+        found = self._conditions.get(type_)
+        return ("", "") if found is None else (found.reason, found.message)
 
     def event(self, type_: Literal["Normal", "Warning"], reason: str, message: str) -> None:
         """Add an event."""
@@ -84,18 +93,28 @@ _FIRST: tuple[tuple[Reason, dict[str, object]], ...] = (
     (reasons.CLUSTER_NOT_CREATED, {}),
     (reasons.DRIVER_NOT_SUBMITTED, {}),
     (reasons.NOT_STARTED, {}),
+    (reasons.NOT_CHECKED, {}),
     (reasons.SKIPPED_NOT_REPORTED, {}),
+    (reasons.NOT_SUSPENDED, {}),
     (reasons.NOT_RESTARTING, {}),
     (reasons.STATE_PENDING, {"detail": "not started"}),
 )
 
 
 def clip(text: str, limit: int) -> str:
-    """The text, cut in its middle when it is too long: both ends say most."""
-    if len(text) <= limit:
+    """The text, cut in its middle when it would take more than `limit` bytes of JSON: both ends say most."""
+    if _size(text) <= limit:
         return text
-    half = (limit - 5) // 2
-    return f"{text[:half]} ... {text[-half:]}"
+    low, high = 0, len(text) // 2
+    while low < high:  # the longest ends that fit
+        half = (low + high + 1) // 2
+        low, high = (half, high) if _size(text[:half] + text[-half:]) + 5 <= limit else (low, half - 1)
+    return f"{text[:low]} ... {text[-low:] if low else ''}"
+
+
+def _size(text: str) -> int:
+    """Bytes in JSON as the API server writes it: UTF-8, with <, > and & escaped."""
+    return len(json.dumps(text, ensure_ascii=False).encode(errors="replace")) - 2 + 5 * sum(map(text.count, "<>&"))
 
 
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import posixpath
 
 from rljob_api import reasons
+from rljob_api.exitcodes import ExitCode
+from rljob_api.progress import CheckpointInfo
 from rljob_api.spec import FailurePolicy
 from rljob_api.status import LastFailure, RLJobStatus
 
-from .draft import Draft, clip
-from .failure import Failure, describe_code
+from .classify import Decision, Failure, classify
+from .draft import LAST_FAILURE_BYTES, Draft, clip
+from .failure import describe_code
 from .report import summary
+from .terms import Terms
 from .times import format_time, parse_time
 from .world import Driver, World
 
@@ -26,54 +31,83 @@ def succeed(world: World, draft: Draft) -> None:
     draft.set(reasons.DRIVER_EXITED, submission=world.job.submission_id, code=0)
     draft.set(reasons.PROGRESS_ENDED)
     draft.set(reasons.NOT_RESTARTING)
-    draft.update(finish_time=format_time(world.now))
+    draft.update(finish_time=format_time(world.now), attempt_end_time=format_time(world.now))
     draft.event("Normal", reason.name, detail)
 
 
-def fail(world: World, draft: Draft, failure: Failure, policy: FailurePolicy) -> bool:
+def fail(world: World, draft: Draft, failure: Failure, terms: Terms) -> bool:
     """Record the failure; True when another attempt follows."""
-    status = world.job.status
-    restarts = restarts_so_far(world, policy)
-    checkpoint = world.report.checkpoint if world.report and world.report.checkpoint else status.checkpoint
+    status, policy = world.job.status, terms.failure_policy
+    decision = classify(failure, policy, terms.deadlines)
+    since = restarts_since_progress(world, policy)
+    counted = decision.action == "Restart"
+    again = decision.action == "RestartUncounted" or (counted and since < policy.max_restarts)
     detail = f"attempt {status.attempt}: {failure.detail}"
     draft.update(
-        last_failure=LastFailure(
-            attempt=status.attempt,
-            reason=failure.reason,
-            exit_code=failure.exit_code,
-            checkpoint_step=checkpoint.step if checkpoint else None,
-            message=clip(failure.detail + failure.logs, 4000),
-            time=format_time(world.now),
-        )
+        last_failure=_evidence(world, failure, decision, policy),
+        attempt_end_time=format_time(world.now),
+        unloadable=_unloadable(world, failure, policy),
+        restarts=status.restarts + (again and counted),
+        restarts_since_progress=since + (again and counted),
     )
     _ended_conditions(world, draft, failure)
-    again = not failure.final and restarts < policy.max_restarts
-    draft.update(restarts=restarts + 1 if again else restarts)
+    by_rule = f" (rule {decision.rule})" if decision.rule else ""
     if again:
+        number = f"restart {since + 1} of {policy.max_restarts}" if counted else "a restart that is not counted"
         draft.set(reasons.STATE_RESTARTING, detail=detail + failure.logs)
         draft.set(reasons.WAITING_FOR_PODS, attempt=status.attempt, pods=f"RayCluster {world.job.cluster_name}")
-        draft.event("Warning", "AttemptFailed", f"{detail}; restart {restarts + 1} of {policy.max_restarts} follows")
+        draft.event("Warning", "AttemptFailed", f"{failure.reason}: {detail}; {number} follows{by_rule}")
         return True
     draft.update(finish_time=format_time(world.now))
     draft.set(reasons.NOT_RESTARTING)
     if failure.reason != "StallDeadlineExceeded":
         draft.set(reasons.PROGRESS_ENDED)
-    used_up = "" if failure.final else f" (failurePolicy.maxRestarts {policy.max_restarts} allows no other attempt)"
-    draft.set(reasons.FAILURES[failure.reason], attempt=status.attempt, detail=failure.detail + used_up + failure.logs)
-    draft.event("Warning", failure.reason, detail + used_up)
+    why = f" (failurePolicy.maxRestarts {policy.max_restarts} allows no other attempt)" if counted else by_rule
+    draft.set(reasons.FAILURES[failure.reason], attempt=status.attempt, detail=failure.detail + why + failure.logs)
+    draft.event("Warning", failure.reason, detail + why)
     return False
 
 
+def _evidence(world: World, failure: Failure, decision: Decision, policy: FailurePolicy) -> LastFailure:
+    status = world.job.status
+    checkpoint = newest_checkpoint(world)
+    before = status.last_failure.in_a_row if status.last_failure and not _progressed(world, policy) else 0
+    return LastFailure(
+        attempt=status.attempt,
+        reason=failure.reason,
+        exit_code=failure.exit_code,
+        checkpoint_step=checkpoint.step if checkpoint else None,
+        action=decision.action,
+        rule=decision.rule,
+        in_a_row=before + 1,
+        message=clip(failure.detail + failure.logs, LAST_FAILURE_BYTES),
+        time=format_time(world.now),
+    )
+
+
+def _unloadable(world: World, failure: Failure, policy: FailurePolicy) -> list[str]:
+    """Checkpoints that could not be loaded since the last progress: going from one to the other would never end."""
+    known = [] if _progressed(world, policy) else list(world.job.status.unloadable)
+    report = world.cluster.preflight if world.cluster else None
+    if failure.exit_code != ExitCode.CHECKPOINT_UNLOADABLE or report is None or report.checkpoint is None:
+        return known
+    name = posixpath.basename(report.checkpoint.path)
+    return [*(one for one in known if one != name), name][-8:]
+
+
 def _ended_conditions(world: World, draft: Draft, failure: Failure) -> None:
-    match failure.reason:
-        case "HeadLost":
-            draft.set(reasons.HEAD_LOST, detail=failure.detail)
-        case "WorkerLost":
-            draft.set(reasons.WORKER_LOST, detail=failure.detail)
-        case "ClusterRejected":
-            draft.set(reasons.CLUSTER_REJECTED, cluster=world.job.cluster_name, detail=failure.detail)
-        case _:
-            draft.set(reasons.CLUSTER_DELETED, cluster=world.job.cluster_name)
+    if failure.lost == "head":
+        draft.set(reasons.HEAD_LOST, detail=failure.detail)
+    elif failure.lost == "worker":
+        draft.set(reasons.WORKER_LOST, detail=failure.detail)
+    elif failure.reason == "ClusterRejected":
+        refusal = world.refused
+        what = refusal.what if refusal and refusal.what else f"RayCluster {world.job.cluster_name}"
+        draft.set(reasons.CLUSTER_REJECTED, what=what, detail=failure.detail)
+    elif world.cluster is None:
+        draft.set(reasons.CLUSTER_NOT_CREATED)
+    else:
+        draft.set(reasons.CLUSTER_DELETED, cluster=world.job.cluster_name)
     if world.driver_seen or isinstance(world.driver, Driver):
         code = "unknown" if failure.exit_code is None else describe_code(failure.exit_code)
         draft.set(reasons.DRIVER_EXITED, submission=world.job.submission_id, code=code)
@@ -85,24 +119,32 @@ def _ended_conditions(world: World, draft: Draft, failure: Failure) -> None:
         draft.set(reasons.NOT_STARTED)
 
 
-def restarts_so_far(world: World, policy: FailurePolicy) -> int:
-    """Restarts that count: none after progress, where the policy says so."""
-    status = world.job.status
-    if not policy.reset_after_progress or status.last_failure is None:
-        return status.restarts
-    now = world.report.checkpoint if world.report and world.report.checkpoint else status.checkpoint
-    before = status.last_failure.checkpoint_step
-    progressed = now is not None and now.step > (before or 0)
-    return 0 if progressed else status.restarts
+def newest_checkpoint(world: World) -> CheckpointInfo | None:
+    """The newest checkpoint that is known."""
+    return world.report.checkpoint if world.report and world.report.checkpoint else world.job.status.checkpoint
+
+
+def _progressed(world: World, policy: FailurePolicy) -> bool:
+    """Whether there is a newer checkpoint than at the last failure, where the policy asks."""
+    failure, now = world.job.status.last_failure, newest_checkpoint(world)
+    if not policy.reset_after_progress or failure is None:
+        return False
+    return now is not None and now.step > (failure.checkpoint_step or 0)
+
+
+def restarts_since_progress(world: World, policy: FailurePolicy) -> int:
+    """Restarts that are compared with maxRestarts: none after progress, where the policy says so."""
+    return 0 if _progressed(world, policy) else world.job.status.restarts_since_progress
 
 
 def next_start(status: RLJobStatus, policy: FailurePolicy, now: datetime.datetime) -> datetime.datetime:
-    """When the next attempt may start: backoffSeconds after the failure, doubled with each restart, capped.
+    """When the next attempt may start: backoffSeconds after the failure, doubled with each failure in a row, capped.
 
     At once where the failure lies in the future: the clock was set back.
     """
-    if status.last_failure is None or parse_time(status.last_failure.time) > now:
+    failed = status.last_failure is not None and status.last_failure.attempt == status.attempt
+    if status.last_failure is None or not failed or parse_time(status.last_failure.time) > now:
         return now
-    doublings = min(max(status.restarts - 1, 0), 30)
+    doublings = min(status.last_failure.in_a_row - 1, 30)
     seconds = min(policy.backoff_seconds * 2**doublings, policy.max_backoff_seconds)
     return parse_time(status.last_failure.time) + datetime.timedelta(seconds=seconds)

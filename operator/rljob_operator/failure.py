@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import datetime
 import signal
-from dataclasses import dataclass
 
 from rljob_api import exitcodes, names
+from rljob_api.exitcodes import ExitCode
 from rljob_api.spec import Deadlines
 
-from .report import last_step, step_reached, steps_of_attempt
-from .times import parse_time
+from .classify import DISRUPTIONS, Failure
+from .deadlines import overdue
+from .report import step_reached
 from .world import Cluster, Driver, DriverUnknown, Pod, World, is_restartable
 
 _LOG_LINES = 12
@@ -27,26 +28,13 @@ _NOT_OURS = (
 )
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why an attempt is over."""
-
-    reason: str
-    detail: str
-    exit_code: int | None = None
-    evident: bool = True
-    """Whether it is known how the thing that ended it ended."""
-    final: bool = False
-    """No restart can help."""
-    logs: str = ""
-    """The driver's last log lines, with a heading; empty when there are none."""
-
-
 def find_failure(world: World, cluster: Cluster, deadlines: Deadlines) -> Failure | None:
     """The first thing that ended the attempt, or None while it lives."""
+    if isinstance(world.driver, Driver) and not is_restartable(world.driver.exit_code) and world.driver.exit_code:
+        return _driver_ended(world)  # it said why; pods that went with it say less
     if lost := _pods_lost(world, cluster):
         return lost if lost.evident or not _evidence_may_come(world) else None
-    return _driver_ended(world) or _cluster_refused(world, cluster) or _overdue(world, cluster, deadlines)
+    return _driver_ended(world) or _cluster_refused(world, cluster) or overdue(world, cluster, deadlines)
 
 
 def _evidence_may_come(world: World) -> bool:
@@ -62,20 +50,38 @@ def _within(world: World, since: datetime.datetime | None, seconds: float) -> bo
 def _pods_lost(world: World, cluster: Cluster) -> Failure | None:
     exit_code = world.driver.exit_code if isinstance(world.driver, Driver) else None
     if cluster.deleting:
-        return Failure("HeadLost", f"RayCluster {cluster.name} is being deleted by someone else", exit_code)
+        return Failure("HeadLost", f"RayCluster {cluster.name} is being deleted by someone else", exit_code, lost="head")
     if cluster.provisioned is None:
         return None
     pods = world.pods_of(cluster.name)
     heads = [pod for pod in pods if pod.head]
     if not any(_runs(pod) for pod in heads):
-        pod, words = _evidence(world, heads, head=True)
-        return Failure("HeadLost", f"the head pod {pod} is gone{words}", exit_code, bool(words))
+        return _lost_pod(world, heads, exit_code, head=True)
     workers = [pod for pod in pods if not pod.head]
     lost = [pod for pod in workers if not _lives(pod, cluster, world.members)]
     if lost or len(workers) < cluster.workers:
-        pod, words = _evidence(world, lost, head=False)
-        return Failure("WorkerLost", f"worker pod {pod} is gone{words}", exit_code, bool(words))
+        return _lost_pod(world, lost, exit_code, head=False)
     return None
+
+
+def _lost_pod(world: World, lost: list[Pod], exit_code: int | None, *, head: bool) -> Failure:
+    """The pod that most likely ended the attempt, and why: what Kubernetes did, what the kernel did, or what is not known."""
+    job = world.job
+    ours = [pod for pod in (*world.departed, *lost) if pod.cluster == job.cluster_name and pod.job_uid == job.uid]
+    gone = sorted((pod for pod in ours if pod.head == head), key=lambda pod: (not pod.disruption, not pod.last_words))
+    pod = gone[0] if gone else None
+    name = pod.name if pod else f"of {job.cluster_name}"
+    reason = "HeadLost" if head else "WorkerLost"
+    words = pod.last_words if pod and pod.last_words else world.warning
+    if pod is not None and pod.disruption:
+        reason = DISRUPTIONS.get(pod.disruption, "Evicted")
+        words = f"{pod.disruption}: {pod.last_words}" if pod.last_words else pod.disruption
+    elif pod is not None and pod.end_reason == "OOMKilled":
+        reason = "OutOfMemory"
+    which = "the head pod" if head else "worker pod"
+    detail = f"{which} {name} is gone{f': {words}' if words else ''}"
+    logs = quote(world.driver.message) if isinstance(world.driver, Driver) and world.driver.ended else ""
+    return Failure(reason, detail, exit_code, evident=bool(words), logs=logs, lost="head" if head else "worker")
 
 
 def _runs(pod: Pod) -> bool:
@@ -92,19 +98,10 @@ def _lives(pod: Pod, cluster: Cluster, members: frozenset[str]) -> bool:
     return _runs(pod) and first and (not members or pod.name in members)
 
 
-def _evidence(world: World, lost: list[Pod], head: bool) -> tuple[str, str]:
-    """Name and last words of the pod that most likely ended the attempt."""
-    job = world.job
-    ours = [pod for pod in (*world.departed, *lost) if pod.cluster == job.cluster_name and pod.job_uid == job.uid]
-    gone = [pod for pod in ours if pod.head == head]
-    gone.sort(key=lambda pod: not pod.last_words)
-    name = gone[0].name if gone else f"of {job.cluster_name}"
-    words = gone[0].last_words if gone and gone[0].last_words else world.warning
-    return name, f": {words}" if words else ""
-
-
 def _driver_ended(world: World) -> Failure | None:
     match world.driver:
+        case Driver(status="FAILED", exit_code=ExitCode.RANK_LOST) if _within(world, world.ended_since, _EVIDENCE_SECONDS):
+            return None  # how the rank's pod ended may be told in a moment
         case Driver(status="FAILED", exit_code=code, message=message):
             told = world.report.failed.message if world.report and world.report.failed else ""
             code = (
@@ -114,7 +111,7 @@ def _driver_ended(world: World) -> Failure | None:
             )
             ended = "the driver ended" if code is None else f"the driver ended with exit code {describe_code(code)}"
             detail = ended + (f": {told}" if told else "")
-            return Failure("DriverFailed", detail, code, final=not is_restartable(code), logs=_quote(message))
+            return Failure("DriverFailed", detail, code, logs=quote(message))
         case Driver(status="SUCCEEDED", message=message):
             return _ended_too_early(world, message)
         case Driver(status="STOPPED"):
@@ -132,12 +129,12 @@ def _ended_too_early(world: World, message: str) -> Failure | None:
         detail = (
             f"Ray reports success, but the driver's last report says exit code {describe_code(code)}: {report.failed.message}"
         )
-        return Failure("DriverFailed", detail, code, final=not is_restartable(code), logs=_quote(message))
+        return Failure("DriverFailed", detail, code, logs=quote(message))
     if _within(world, world.ended_since, _LAST_REPORT_SECONDS):
         return None
     total = report.total_steps if report else world.job.status.total_steps
     detail = f"the driver ended with exit code 0 at step {step_reached(world)} of {total} and left no report that it finished"
-    return Failure("DriverFailed", detail, 0, logs=_quote(message))
+    return Failure("DriverFailed", detail, 0, logs=quote(message))
 
 
 def describe_code(code: int) -> str:
@@ -150,7 +147,8 @@ def describe_code(code: int) -> str:
     return exitcodes.describe(code)
 
 
-def _quote(message: str) -> str:
+def quote(message: str) -> str:
+    """The driver's last log lines with a heading, for messages; empty where there are none."""
     lines = [line.rstrip() for line in message.splitlines() if line.strip() and not any(word in line for word in _NOT_OURS)]
     text = "\n".join(lines[-_LOG_LINES:])[-_LOG_CHARACTERS:]
     return f"\nlast log lines:\n{text}" if text else ""
@@ -161,56 +159,6 @@ def _cluster_refused(world: World, cluster: Cluster) -> Failure | None:
     if not cluster.observed and world.warning.startswith(("InvalidRayClusterSpec", "InvalidRayClusterMetadata")):
         return Failure("ClusterRejected", f"RayCluster {cluster.name} is refused: {world.warning}", final=True)
     return None
-
-
-def _overdue(world: World, cluster: Cluster, deadlines: Deadlines) -> Failure | None:
-    if cluster.provisioned is None:
-        return provisioning_overdue(world, deadlines, pods_detail(world, cluster))
-    step = last_step(world)
-    if step is None and steps_of_attempt(world.report) <= 0:
-        waited = _waited(world, cluster.provisioned)
-        if waited > deadlines.first_step_seconds:
-            allowed = f"(firstStepSeconds {deadlines.first_step_seconds})"
-            detail = f"no step {waited:.0f} s after all pods were ready {allowed}{_phase(world)}"
-            return Failure("FirstStepDeadlineExceeded", detail)
-    elif step is not None:
-        waited = _waited(world, step)
-        if waited > deadlines.stall_seconds:
-            detail = f"no step for {waited:.0f} s (stallSeconds {deadlines.stall_seconds}){_phase(world)}"
-            return Failure("StallDeadlineExceeded", detail)
-    return None
-
-
-def _waited(world: World, since: datetime.datetime) -> float:
-    """Seconds that a deadline may count: a report must have told of them, or this process must have watched them."""
-    watched = world.watched_since or since
-    if since > world.now:  # the clock was set back
-        since = watched
-    told = world.heard is not None and world.heard >= watched
-    return (world.now - (since if told else max(since, watched))).total_seconds()
-
-
-def provisioning_overdue(world: World, deadlines: Deadlines, detail: str) -> Failure | None:
-    """Whether the attempt's pods took too long: since it began, or since its cluster was made, where that came later."""
-    start = world.job.status.attempt_start_time
-    begun = [parse_time(start)] if start else []
-    begun += [world.cluster.created] if world.cluster else []
-    if not begun or (world.now - max(begun)).total_seconds() <= deadlines.provisioning_seconds:
-        return None
-    words = f"pods were not ready within {deadlines.provisioning_seconds} s (provisioningSeconds)"
-    return Failure("ProvisioningDeadlineExceeded", f"{words}{detail}")
-
-
-def pods_detail(world: World, cluster: Cluster) -> str:
-    """The newest problem of pods that are not ready, for messages."""
-    for pod in world.pods_of(cluster.name):
-        if not pod.ready and (pod.trouble or pod.last_words):
-            return f"; {pod.name}: {pod.trouble or pod.last_words}"
-    return f"; {world.warning}" if world.warning else ""
-
-
-def _phase(world: World) -> str:
-    return f"; last known phase {world.report.phase}" if world.report else "; the driver never reported"
 
 
 def _stepped(world: World) -> bool:

@@ -113,9 +113,7 @@ class Ray:
             answer = await self._ask("POST", job, path, port=names.PROGRESS_PORT)
         except ApiUnreachableError as error:
             return Unreachable(str(error))
-        if answer.status != 200:
-            return Unreachable(f"{answer.status}: {answer.body[:200]}")
-        return read_save(answer.body)
+        return read_save(answer)
 
     async def last_report_in_logs(self, job: Job) -> ProgressReport | Unreachable:
         """`GET /api/jobs/<id>/logs`, and the last line that is a report."""
@@ -176,18 +174,17 @@ def read_driver(body: str) -> Driver | Unreachable:
 class _Save(BaseModel):
     """The part of the driver's answer to a save request that is used."""
 
-    accepted: bool = False
-    saved: bool = False
+    accepted: bool
     step: int | None = None
 
 
-def read_save(body: str) -> SaveAnswer | Unreachable:
-    """The driver's answer to a save request."""
+def read_save(answer: HttpAnswer) -> SaveAnswer | Unreachable:
+    """The driver's answer to a save request: 200 saved, 202 not yet, and anything else that it will not."""
     try:
-        answer = _Save.model_validate_json(body)
+        word = _Save.model_validate_json(answer.body)
     except ValidationError:
-        return Unreachable(f"not what the driver answers: {body[:200]}")
-    return SaveAnswer(accepted=answer.accepted, saved=answer.saved, step=answer.step)
+        return Unreachable(f"{answer.status}: not what the driver answers: {answer.body[:200]}")
+    return SaveAnswer(accepted=word.accepted and answer.status in (200, 202), saved=answer.status == 200, step=word.step)
 
 
 def read_report(text: str) -> ProgressReport | Unreachable:

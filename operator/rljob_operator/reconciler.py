@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from rljob_api import names, reasons
 from rljob_api.findings import errors
 from rljob_api.progress import ProgressReport
-from rljob_api.spec import Volume
 
 from .access import Access
 from .act import Actor, Outcome
@@ -84,7 +83,6 @@ class Reconciler:
         self._actor = Actor(kube, ray, store, access)
         self._notes: dict[Key, Notes] = {}
         self._written: dict[Key, datetime.datetime] = {}
-        self._volumes: dict[Key, tuple[str, Volume]] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass; returns in how many seconds the next is due. Raises ApiError, ApiUnreachableError, RayError."""
@@ -92,12 +90,9 @@ class Reconciler:
         if job is None:
             self._notes.pop(key, None)
             self._written.pop(key, None)
-            self._volumes.pop(key, None)
             return None
         notes = self._notes_of(job)
         world = await self.observe(job, notes)
-        if world.used_volume is not None:
-            self._volumes[key] = job.uid, world.used_volume
         plan = decide(world)
         again = await self._actor.act(world, plan, notes.outcome)
         if plan.status_patch is not None and again is None:
@@ -135,13 +130,14 @@ class Reconciler:
             report=notes.report,
             heard=notes.heard,
             ended_since=notes.ended_since,
-            volume=self._remembered_volume(job),
             driver_seen=notes.driver_seen,
             warning=notes.warning,
             written=self._written.get(job.key),
             status_seconds=self._settings.status_seconds,
             poll_seconds=self._settings.poll_seconds,
         )
+        if not job.wants_suspension:
+            notes.outcome.save = None  # the next suspension needs a save of its own
         if job.deleting:
             return world
         match job.stage:
@@ -152,10 +148,6 @@ class Reconciler:
             case Stage.ATTEMPT:
                 notes.look(world.now, max(_GAP_SECONDS, 4 * world.poll_seconds))
                 return await self._observe_attempt(replace(world, watched_since=notes.watched_since), notes)
-
-    def _remembered_volume(self, job: Job) -> Volume | None:
-        uid, volume = self._volumes.get(job.key, ("", None))
-        return volume if uid == job.uid else None
 
     async def _observe_finished(self, world: World) -> World:
         """Nothing to ask, but where the status says that a cluster is kept and the cache has none: it may be new and empty."""

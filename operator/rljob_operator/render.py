@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rljob_api import names
 from rljob_api.base import quantity
 from rljob_api.layout import layout_of
+from rljob_api.preflight import PreflightReport
 from rljob_api.spec import HeadResources, Resources, RLJobSpec
 
 from .world import Job
 
-_GRACE_SECONDS = 10
+_GRACE_SECONDS = 15
+"""Beyond deadlines.saveSeconds: for what comes after the save, and for the processes to end."""
 _MEBI = 2**20
 _MERGE_KEYS = {
     "containers": "name",
@@ -54,42 +57,37 @@ class TemplateError(ValueError):
     """`spec.trainer.template` has no form that a pod template could have; the message names the place."""
 
 
-def ray_cluster(job: Job, spec: RLJobSpec, attempt: int) -> dict[str, Any]:
-    """The manifest. Raises TemplateError."""
-    labels = {
-        names.LABEL_JOB: job.name,
-        names.LABEL_ATTEMPT: str(attempt),
-        names.LABEL_UID: job.uid,
-        names.LABEL_MANAGED_BY: names.MANAGED_BY,
-    }
+@dataclass(frozen=True)
+class _Belongs:
+    """Whose pods they are."""
+
+    cluster: str
+    secret: str
+    labels: Mapping[str, str]
+
+
+def ray_cluster(job: Job, spec: RLJobSpec, attempt: int, preflight: PreflightReport | None = None) -> dict[str, Any]:
+    """The manifest, with what was found on the volume before. Raises TemplateError."""
+    cluster = names.cluster_name(job.name, attempt)
+    belongs = _Belongs(cluster, names.access_secret(cluster, job.uid), attempt_labels(job, attempt))
+    annotations = {names.ANNOTATION_NO_HEAD_RESTART: "true", names.ANNOTATION_SPEC: spec_text(spec)}
+    if preflight is not None:
+        annotations[names.ANNOTATION_PREFLIGHT] = preflight.model_dump_json(by_alias=True, exclude_none=True)
     trainer, ranks = spec.trainer, layout_of(spec).ranks_per_node
     gpus = trainer.gpus_per_node
-    secret = names.access_secret(names.cluster_name(job.name, attempt), job.uid)
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
         "metadata": {
-            "name": names.cluster_name(job.name, attempt),
+            "name": cluster,
             "namespace": job.namespace,
-            "labels": labels,
-            "annotations": {
-                names.ANNOTATION_NO_HEAD_RESTART: "true",
-                names.ANNOTATION_SPEC: json.dumps(spec.to_wire(), separators=(",", ":"), sort_keys=True),
-            },
-            "ownerReferences": [
-                {
-                    "apiVersion": names.API_VERSION,
-                    "kind": names.KIND,
-                    "name": job.name,
-                    "uid": job.uid,
-                    "controller": True,
-                    "blockOwnerDeletion": True,
-                }
-            ],
+            "labels": dict(belongs.labels),
+            "annotations": annotations,
+            "ownerReferences": [owner(job)],
         },
         "spec": {
             "rayVersion": names.RAY_VERSION,
-            "authOptions": {"mode": "token", "secretName": secret},
+            "authOptions": {"mode": "token", "secretName": belongs.secret},
             "enableInTreeAutoscaling": False,
             "headGroupSpec": {
                 "rayStartParams": {
@@ -99,7 +97,7 @@ def ray_cluster(job: Job, spec: RLJobSpec, attempt: int) -> dict[str, Any]:
                     "object-store-memory": str(_object_store(trainer.head.resources)),
                     "resources": _custom(names.RESOURCE_HEAD),
                 },
-                "template": _pod(spec, labels, secret, trainer.head.resources, gpus=0, head=True),
+                "template": _pod(belongs, spec, trainer.head.resources, gpus=0, head=True),
             },
             "workerGroupSpecs": [
                 {
@@ -114,11 +112,72 @@ def ray_cluster(job: Job, spec: RLJobSpec, attempt: int) -> dict[str, Any]:
                         "object-store-memory": str(_object_store(trainer.resources)),
                         "resources": _custom(names.RESOURCE_NODE),
                     },
-                    "template": _pod(spec, labels, secret, trainer.resources, gpus=gpus, head=False),
+                    "template": _pod(belongs, spec, trainer.resources, gpus=gpus, head=False),
                 }
             ],
         },
     }
+
+
+def attempt_labels(job: Job, attempt: int) -> dict[str, str]:
+    """Labels of everything that belongs to an attempt."""
+    return {
+        names.LABEL_JOB: job.name,
+        names.LABEL_ATTEMPT: str(attempt),
+        names.LABEL_UID: job.uid,
+        names.LABEL_MANAGED_BY: names.MANAGED_BY,
+    }
+
+
+def owner(job: Job) -> dict[str, Any]:
+    """The owner reference: what carries it goes with the job."""
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def spec_text(spec: RLJobSpec) -> str:
+    """The spec as one line of JSON; equal specs give equal texts."""
+    return json.dumps(spec.to_wire(), separators=(",", ":"), sort_keys=True)
+
+
+def driver_environment(job: Job, spec: RLJobSpec) -> dict[str, str]:
+    """Whose run it is and what is wanted: for the driver and for the preflight alike."""
+    environment = {
+        names.ENV_SPEC: spec_text(spec),
+        names.ENV_NAME: job.name,
+        names.ENV_NAMESPACE: job.namespace,
+        names.ENV_UID: job.uid,
+        names.ENV_ATTEMPT: str(job.status.attempt),
+        names.ENV_VOLUME: names.VOLUME_MOUNT_PATH,
+    }
+    source = spec.checkpoint.from_
+    if source is not None:
+        same = source.claim_name == spec.checkpoint.volume.claim_name
+        environment[names.ENV_SOURCE] = names.VOLUME_MOUNT_PATH if same else names.SOURCE_MOUNT_PATH
+    return environment
+
+
+def claim_volumes(spec: RLJobSpec) -> list[dict[str, Any]]:
+    """The checkpoint volume, and that of checkpoint.from where it is another."""
+    claim, source = spec.checkpoint.volume.claim_name, spec.checkpoint.from_
+    volumes: list[dict[str, Any]] = [{"name": names.VOLUME_NAME, "persistentVolumeClaim": {"claimName": claim}}]
+    if source is not None and source.claim_name != claim:
+        other = {"claimName": source.claim_name, "readOnly": True}
+        volumes.append({"name": names.SOURCE_VOLUME_NAME, "persistentVolumeClaim": other})
+    return volumes
+
+
+def source_mounts(spec: RLJobSpec) -> list[dict[str, Any]]:
+    """The mount of that other volume, if there is one."""
+    name = names.SOURCE_VOLUME_NAME
+    there = any(one["name"] == name for one in claim_volumes(spec))
+    return [{"name": name, "mountPath": names.SOURCE_MOUNT_PATH, "readOnly": True}] if there else []
 
 
 def _custom(name: str) -> str:
@@ -131,48 +190,60 @@ def _object_store(resources: Resources | HeadResources) -> int:
     return int(min(max(quantity(resources.memory) / 10, 100 * _MEBI), 4096 * _MEBI)) // _MEBI * _MEBI
 
 
-def _pod(
-    spec: RLJobSpec, labels: Mapping[str, str], secret: str, resources: Resources | HeadResources, *, gpus: int, head: bool
-) -> dict[str, Any]:
+def _pod(belongs: _Belongs, spec: RLJobSpec, resources: Resources | HeadResources, *, gpus: int, head: bool) -> dict[str, Any]:
     volumes = [
-        {
-            "name": names.VOLUME_NAME,
-            "persistentVolumeClaim": {"claimName": spec.checkpoint.volume.claim_name},
-        },
+        *claim_volumes(spec),
         # Readable by the pod's group (fsGroup), whatever user the image has.
-        {"name": names.ACCESS_VOLUME_NAME, "secret": {"secretName": secret, "defaultMode": 0o440}},
+        {"name": names.ACCESS_VOLUME_NAME, "secret": {"secretName": belongs.secret, "defaultMode": 0o440}},
         {
             "name": "shared-memory",
             "emptyDir": {"medium": "Memory", "sizeLimit": f"{_object_store(resources) // _MEBI + 64}Mi"},
         },
     ]
     ours = {
-        "metadata": {"labels": dict(labels)},
+        "metadata": {"labels": dict(belongs.labels)},
         "spec": {
             "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": _GRACE_SECONDS,
+            "terminationGracePeriodSeconds": spec.deadlines.save_seconds + _GRACE_SECONDS,
             "automountServiceAccountToken": False,
             "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
             "volumes": volumes,
         },
     }
     path = "spec.trainer.template"
-    template = dict(_checked(spec.trainer.template, path, Mapping))
-    inner = dict(_checked(template.get("spec", {}), f"{path}.spec", Mapping))
-    theirs = _checked(inner.pop("containers", []), f"{path}.spec.containers", list)
-    based = lay_under(_POD_DEFAULTS, {**template, "spec": inner}, path)
-    merged: dict[str, Any] = lay_under(based, ours, path)
-    named = [_checked(one, f"{path}.spec.containers[{index}]", Mapping) for index, one in enumerate(theirs)]
-    for index, one in enumerate(named):
-        _checked(one.get("name", ""), f"{path}.spec.containers[{index}].name", str)
-    under = next((dict(one) for one in named if one.get("name") == names.CONTAINER), {})
-    container = _container(spec, secret, resources, gpus, head, under)
-    merged["spec"]["containers"] = [container, *(dict(one) for one in named if one.get("name") != names.CONTAINER)]
+    template = _checked(spec.trainer.template, path, Mapping)
+    merged = pod_base(template, ours)
+    container = _container(belongs, spec, resources, gpus, head, trainer_container(template))
+    others = [dict(one) for one in _containers(template) if one.get("name") != names.CONTAINER]
+    merged["spec"]["containers"] = [container, *others]
     return merged
 
 
+def pod_base(template: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults, the template and our part of a pod, in this order, without containers. Raises TemplateError."""
+    path = "spec.trainer.template"
+    inner = dict(_checked(template.get("spec", {}), f"{path}.spec", Mapping))
+    inner.pop("containers", None)
+    return lay_under(lay_under(_POD_DEFAULTS, {**template, "spec": inner}, path), ours, path)
+
+
+def trainer_container(template: Mapping[str, Any]) -> dict[str, Any]:
+    """The template's container that is merged with ours; empty where it has none. Raises TemplateError."""
+    return next((dict(one) for one in _containers(template) if one.get("name") == names.CONTAINER), {})
+
+
+def _containers(template: Mapping[str, Any]) -> list[Any]:
+    path = "spec.trainer.template.spec"
+    inner = _checked(template.get("spec", {}), path, Mapping)
+    found = _checked(inner.get("containers", []), f"{path}.containers", list)
+    for index, one in enumerate(found):
+        _checked(one, f"{path}.containers[{index}]", Mapping)
+        _checked(one.get("name", ""), f"{path}.containers[{index}].name", str)
+    return list(found)
+
+
 def _container(
-    spec: RLJobSpec, secret: str, resources: Resources | HeadResources, gpus: int, head: bool, under: Mapping[str, Any]
+    belongs: _Belongs, spec: RLJobSpec, resources: Resources | HeadResources, gpus: int, head: bool, under: Mapping[str, Any]
 ) -> dict[str, Any]:
     path = f"spec.trainer.template.spec.containers[{names.CONTAINER}]"
     theirs = [_checked(one, f"{path}.env", Mapping) for one in _checked(under.get("env", []), f"{path}.env", list)]
@@ -180,6 +251,8 @@ def _container(
         "RAY_AUTH_MODE": "token",
         "RAY_USAGE_STATS_ENABLED": "0",
         names.ENV_CONTROL_TOKEN_FILE: names.ACCESS_TOKEN_FILE,
+        names.ENV_DRIVER_HOST: "127.0.0.1" if head else names.head_service(belongs.cluster),
+        names.ENV_SAVE_SECONDS: str(spec.deadlines.save_seconds),
     }
     if gpus == 0 and all(one.get("name") != "OMP_NUM_THREADS" for one in theirs):
         # Several ranks share the cores; each thread pool would take all of them.
@@ -197,15 +270,18 @@ def _container(
         "env": [
             *({"name": name, "value": value} for name, value in environment.items()),
             # KubeRay would add it, but not over one of the template.
-            {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": names.ACCESS_KEY}}},
+            {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": {"name": belongs.secret, "key": names.ACCESS_KEY}}},
         ],
         "resources": amounts,
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [
             {"name": names.VOLUME_NAME, "mountPath": names.VOLUME_MOUNT_PATH},
+            *source_mounts(spec),
             {"name": names.ACCESS_VOLUME_NAME, "mountPath": names.ACCESS_MOUNT_PATH, "readOnly": True},
             {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108  Ray's object store lives there
         ],
+        # Whoever ends the pod (a drain, a deletion, the operator) waits for the driver's save first.
+        "lifecycle": {"preStop": {"exec": {"command": list(names.PRESTOP_COMMAND)}}},
     }
     if head:
         # KubeRay's head Service has exactly the ports named here.

@@ -13,6 +13,8 @@ from .draft import Draft
 from .times import format_time, parse_time
 from .world import World
 
+_UNSETTLED = (reasons.NOT_CHECKED.name, reasons.CHECKING.name, reasons.NONE_YET.name)
+
 
 def decimal(value: float | None) -> str | None:
     """A number as the API writes it; what is no finite number is left out."""
@@ -68,10 +70,21 @@ def take_report(world: World, draft: Draft, max_skipped: int) -> None:
         rolled_back=report.rolled_back,
         in_flight_prompts=report.in_flight_prompts,
         checkpoint=report.checkpoint or world.job.status.checkpoint,
-        resume=report.resume,
+        resume=report.resume or world.job.status.resume,
         last_step_time=format_time(seen) if seen else world.job.status.last_step_time,
     )
     _skipped(draft, report.prompts, max_skipped)
+    _checkpoint(world, draft, report)
+
+
+def _checkpoint(world: World, draft: Draft, report: ProgressReport) -> None:
+    """The newest checkpoint, once it is another than the one that the attempt started from."""
+    known, found = world.job.status.checkpoint, report.checkpoint
+    reason, _ = draft.now(reasons.NOT_CHECKED.condition)
+    if found is not None and (known is None or known.path != found.path or reason in ("", *_UNSETTLED)):
+        draft.set(reasons.AVAILABLE, step=found.step, path=found.path)
+    elif found is None and known is None:
+        draft.set(reasons.NONE_YET)
 
 
 def _skipped(draft: Draft, prompts: PromptCounts, budget: int) -> None:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from rljob_api import names
 from rljob_api.exitcodes import ExitCode
+from rljob_api.preflight import PreflightReport
 from rljob_api.progress import ProgressReport
 from rljob_api.spec import RLJobSpec, Volume
 from rljob_api.status import RLJobStatus
@@ -24,7 +25,7 @@ Key = tuple[str, str]
 
 
 class Stage(Enum):
-    """Where a job stands, read from what its status holds for good (attempt, lastFailure, finishTime), not from conditions."""
+    """Where a job stands, read from what its status holds for good (attempt, its end, finishTime), not from conditions."""
 
     BETWEEN = "no attempt is under way: the first one or the next one is due"
     ATTEMPT = "an attempt is under way"
@@ -56,8 +57,19 @@ class Job:
         status = self.status
         if status.finish_time is not None:
             return Stage.FINISHED
+        return Stage.BETWEEN if self.between_attempts else Stage.ATTEMPT
+
+    @property
+    def between_attempts(self) -> bool:
+        """Whether the newest attempt is over, or there was none."""
+        status = self.status
         failed = status.last_failure is not None and status.last_failure.attempt == status.attempt
-        return Stage.BETWEEN if status.attempt == 0 or failed else Stage.ATTEMPT
+        return status.attempt == 0 or failed or status.attempt_end_time is not None
+
+    @property
+    def wants_suspension(self) -> bool:
+        """Whether spec.suspend is true, however unreadable the rest may be."""
+        return isinstance(self.spec, Mapping) and self.spec.get("suspend") is True
 
     @property
     def cluster_name(self) -> str:
@@ -86,6 +98,8 @@ class Cluster:
     """Whether KubeRay has written any status: a cluster that it refuses never gets one."""
     spec: RLJobSpec | None
     """The job's spec as this attempt was started with."""
+    preflight: PreflightReport | None = None
+    """What was found on the volume before it was made."""
 
     @property
     def wanted(self) -> int:
@@ -109,6 +123,7 @@ class SaveAnswer:
     saved: bool
     """Whether the save that was asked for is complete."""
     step: int | None = None
+    """The step that the driver stood at when it first accepted."""
 
 
 @dataclass(frozen=True)
@@ -214,8 +229,6 @@ class World:
     """When this process read `report`."""
     ended_since: datetime.datetime | None = None
     """Since when this process has seen that the driver ended; None where that is long enough."""
-    volume: Volume | None = None
-    """Where the job's attempts write, as this process remembers it."""
     submit_error: str = ""
     """How the last try to submit the driver went wrong."""
     warning: str = ""
@@ -241,9 +254,15 @@ class World:
 
     @property
     def used_volume(self) -> Volume | None:
-        """Where the job's attempts write: its clusters carry the spec that they were started with."""
+        """Where the job's attempts write: the status says so, and each cluster carries the spec that it was made with."""
         ours = (one.spec for one in self.clusters if one.owner_uid == self.job.uid)
-        return next((spec.checkpoint.volume for spec in ours if spec is not None), self.volume)
+        return self.job.status.checkpoint_volume or next((one.checkpoint.volume for one in ours if one is not None), None)
+
+    @property
+    def refused(self) -> Refusal | None:
+        """The refusal of what is still missing: a preflight's pod that is there by now is no longer in the way."""
+        known = self.refusal
+        return None if known is not None and known.what and self.preflight is not None else known
 
     def pods_of(self, cluster: str) -> list[Pod]:
         """Pods of this job that belong to one cluster; those of a deleted namesake may bear the same names."""
@@ -256,6 +275,8 @@ class Refusal:
 
     detail: str
     final: bool
+    what: str = ""
+    """What is refused: a pod by its name; the attempt's RayCluster where empty."""
 
 
 # ---- Reading Kubernetes' objects ----
@@ -308,7 +329,15 @@ def read_cluster(obj: Mapping[str, Any]) -> Cluster:
         provisioned=provisioned,
         observed=bool(status),
         spec=_attempt_spec((metadata.get("annotations") or {}).get(names.ANNOTATION_SPEC)),
+        preflight=_preflight_report((metadata.get("annotations") or {}).get(names.ANNOTATION_PREFLIGHT)),
     )
+
+
+def _preflight_report(text: str | None) -> PreflightReport | None:
+    try:
+        return None if text is None else PreflightReport.model_validate_json(text)
+    except ValueError:  # somebody edited it: the driver looks at the volume itself
+        return None
 
 
 def _attempt_spec(text: str | None) -> RLJobSpec | None:

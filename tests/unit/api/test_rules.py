@@ -111,12 +111,9 @@ def test_broken_rules_come_before_what_is_not_supported_yet(bent: Bend) -> None:
     ("path", "value"),
     [
         ("queueName", "team-a"),
-        ("suspend", True),
         ("model.dtype", "bfloat16"),
         ("generation.kvCache.mode", "Offload"),
         ("generation.server.enabled", True),
-        ("failurePolicy.rules", [{"name": "x", "action": "Fail"}]),
-        ("deadlines.onStall", "Warn"),
     ],
 )
 def test_a_value_that_this_version_does_not_honour_is_refused_by_name(bent: Bend, path: str, value: Any) -> None:

@@ -6,11 +6,13 @@ import copy
 import datetime
 from typing import Any
 
+from rljob_api.preflight import Chosen, PreflightReport
 from rljob_api.progress import Finished, ProgressReport, PromptCounts, Resume
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobStatus
 from rljob_operator.decide import decide
 from rljob_operator.plan import Plan
+from rljob_operator.render import spec_text
 from rljob_operator.times import format_time
 from rljob_operator.world import Cluster, Driver, DriverUnknown, Job, Pod, World, read_job
 
@@ -115,6 +117,50 @@ def pod(role: str = "head", attempt: int = 1, **changes: Any) -> Pod:
 def pods(attempt: int = 1) -> tuple[Pod, ...]:
     """Head and worker, ready."""
     return pod("head", attempt), pod("worker", attempt)
+
+
+def counted(attempt: int = 1, **status: Any) -> dict[str, Any]:
+    """The status of a job whose attempt began at T0 and has nothing yet."""
+    return {"attempt": attempt, "attemptStartTime": stamp(0), "startTime": stamp(0), **status}
+
+
+def found(outcome: str = "Resume", **changes: Any) -> PreflightReport:
+    """A preflight's report."""
+    chosen = None
+    if outcome == "Resume":
+        path = "runs/default/copy/step-000100-t000001"
+        chosen = Chosen(path=path, step=100, token=1, verified="Sizes", handed_out=800)
+    values: dict[str, Any] = {"outcome": outcome, "token": 2, "checkpoint": chosen}
+    return PreflightReport(**{**values, **changes})
+
+
+def preflight(told: PreflightReport | None = None, attempt: int = 1, spec_: Any = None, **changes: Any) -> Pod:
+    """The attempt's preflight pod; ended where it has a report."""
+    text = spec_text(RLJobSpec.model_validate(SPEC if spec_ is None else spec_))
+    values = {
+        "name": f"copy-{attempt}-preflight",
+        "uid": f"preflight-{attempt}",
+        "preflight": True,
+        "cluster": "",
+        "head": False,
+        "ready": False,
+        "spec_text": text,
+        "ended": told is not None,
+        "message": "" if told is None else told.model_dump_json(by_alias=True),
+        "ended_at": None if told is None else at(8),
+    }
+    return pod("preflight", attempt, **{**values, **changes})
+
+
+def before_cluster(seconds: float = 10, **changes: Any) -> World:
+    """A moment of an attempt that is counted and has no cluster yet, with a preflight image."""
+    values: dict[str, Any] = {
+        "status": counted(),
+        "clusters": (),
+        "pods": (),
+        "preflight_image": "example.test/rljob-operator:1",
+    }
+    return world(seconds, **{**values, **changes})
 
 
 def report(step: int = 0, attempt: int = 1, **changes: Any) -> ProgressReport:

@@ -48,7 +48,7 @@ async def test_a_secret_of_a_pass_that_was_cut_off_is_made_anew(kube: FakeCluste
 async def test_a_secret_goes_with_its_attempt(kube: FakeCluster, ray: FakeRay, operator: Operator) -> None:
     await operator.until_training()
     (before,) = kube.secrets
-    ray.end("copy-1", "FAILED", 73)
+    ray.end("copy-1", "FAILED", 76)
     await operator.step()
     assert kube.secrets == {}
     kube.pods_without_cluster_go()

@@ -80,6 +80,8 @@ async def test_a_cluster_without_its_label_is_found_by_its_name(operator: Operat
     assert (state(kube), kube.status()["step"]) == ("Running", 10)
     ray.end("copy-1", "FAILED", 73)
     await operator.step()
+    later(kube, 5)  # how the rank's pod ended might still be told
+    await operator.step()
     assert (kube.status()["lastFailure"]["reason"], kube.clusters) == ("DriverFailed", {})
 
 

@@ -9,7 +9,7 @@ import pytest
 from rljob_api import supported
 from rljob_api.progress import CheckpointInfo, PromptCounts
 from rljob_operator.decide import decide
-from rljob_operator.plan import CreateCluster, DeleteCluster, PersistAttempt, Plan, SubmitDriver
+from rljob_operator.plan import CreateCluster, DeleteCluster, PersistAttempt, Plan, ReleaseWorkers, SubmitDriver
 from rljob_operator.world import Driver, Refusal, Unreachable
 
 from .builders import (
@@ -372,13 +372,14 @@ def test_a_cluster_is_kept_for_its_ttl_and_then_deleted() -> None:
     keep = job(running(), spec(ttlSecondsAfterFinished=100))
     before = training(job=keep, driver=Driver("SUCCEEDED", 0), report=report(500, finished=FINISHED))
     plan, conditions = outcome(before)
-    assert plan.actions == ()
+    assert plan.actions == (ReleaseWorkers("copy-1", "cluster-1"),)  # the head alone has logs and a dashboard
     assert conditions["ClusterReady"] == ("True", "KeptAfterFinish", f"kept until {stamp(160)} (ttlSecondsAfterFinished)")
     assert plan.requeue_after == pytest.approx(100.1)
     status = apply(plan, before).to_wire()
     finished = job(status, spec(ttlSecondsAfterFinished=100))
-    assert decide(world(159, job=finished)).actions == ()
-    plan, conditions = outcome(world(161, job=finished))
+    released = (cluster(workers=0),)
+    assert decide(world(159, job=finished, clusters=released)).actions == ()
+    plan, conditions = outcome(world(161, job=finished, clusters=released))
     assert kinds(plan) == [DeleteCluster]
     assert conditions["ClusterReady"][1] == "Deleted"
     assert conditions["Succeeded"][1] == "TargetReached"

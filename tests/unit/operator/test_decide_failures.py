@@ -61,22 +61,25 @@ def test_a_transient_exit_code_is_followed_by_another_attempt() -> None:
 
 
 def test_restarts_are_bounded() -> None:
-    before = training(job=job(running(4, restarts=3)), clusters=(cluster(4),), pods=pods(4), driver=Driver("FAILED", 73))
+    used_up = running(4, restarts=5, restartsSinceProgress=3)
+    before = training(job=job(used_up), clusters=(cluster(4),), pods=pods(4), driver=Driver("FAILED", 73))
     plan, conditions = outcome(before)
     assert conditions["Succeeded"][:2] == ("False", "DriverFailed")
     assert "failurePolicy.maxRestarts 3 allows no other attempt" in conditions["Succeeded"][2]
-    assert apply(plan, before).restarts == 3
+    assert apply(plan, before).restarts == 5
 
 
 def test_a_newer_checkpoint_resets_the_count_of_restarts() -> None:
     status = running(
         4,
         restarts=3,
+        restartsSinceProgress=3,
         checkpoint={"step": 150, "path": "x"},
         lastFailure={"attempt": 3, "reason": "DriverFailed", "time": stamp(0), "checkpointStep": 100},
     )
     before = training(job=job(status), clusters=(cluster(4),), pods=pods(4), driver=Driver("FAILED", 73), report=None)
-    assert apply(decide(before), before).restarts == 1
+    after = apply(decide(before), before)
+    assert (after.restarts, after.restarts_since_progress) == (4, 1)
     keep = job(status, spec(failurePolicy={"resetAfterProgress": False}))
     before = training(job=keep, clusters=(cluster(4),), pods=pods(4), driver=Driver("FAILED", 73), report=None)
     assert apply(decide(before), before).finish_time is not None
@@ -203,9 +206,9 @@ def test_the_previous_cluster_is_deleted_again_when_it_is_still_there() -> None:
     assert plan.actions == (DeleteCluster("copy-1", "cluster-1"),)
 
 
-@pytest.mark.parametrize(("restarts", "seconds"), [(1, 5), (2, 10), (3, 20), (8, 300)])
-def test_the_backoff_doubles_up_to_its_cap(restarts: int, seconds: int) -> None:
-    status = failed(seconds=0, restarts=restarts)
+@pytest.mark.parametrize(("in_a_row", "seconds"), [(1, 5), (2, 10), (3, 20), (8, 300)])
+def test_the_backoff_doubles_up_to_its_cap(in_a_row: int, seconds: int) -> None:
+    status = failed(seconds=0, inARow=in_a_row)
     plan, conditions = outcome(world(1, status, clusters=(), pods=()))
     assert plan.actions == ()
     assert plan.requeue_after == pytest.approx(seconds - 1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
+from rljob_api.preflight import Chosen, Outcome, PassedOver
 from rljob_api.progress import PromptCounts
 from rljob_api.reasons import REASONS, ConditionType
+from rljob_operator.classify import DISRUPTIONS
 from rljob_operator.decide import defect
 from rljob_operator.world import Driver, Refusal, Unreachable, World
 
@@ -13,11 +15,15 @@ from .builders import (
     FINISHED,
     UNKNOWN,
     apply,
+    before_cluster,
     cluster,
+    counted,
     failed,
+    found,
     job,
     outcome,
     pod,
+    preflight,
     report,
     running,
     spec,
@@ -28,6 +34,12 @@ from .builders import (
 
 COUNTED = {"attempt": 1, "attemptStartTime": stamp(0)}
 SKIPPED = PromptCounts(handed_out=9, trained=8, skipped=1, skipped_by={"BadRow": [3]})
+NO_RESTART = spec(failurePolicy={"maxRestarts": 0})
+DISRUPTED_FAILS = spec(
+    failurePolicy={"rules": [{"name": "x", "action": "Fail", "onReasons": [*DISRUPTIONS.values()]}]},
+)
+KNOWN = {"step": 1, "path": "runs/default/copy/step-000001-t000001"}
+WITHOUT_LEDGER = Chosen(path="runs/default/copy/step-000001-t000001", step=1, token=1, verified="Sizes", ledger=False)
 DONE: dict[str, Any] = {"driver": Driver("SUCCEEDED", 0)}
 
 
@@ -44,6 +56,15 @@ MOMENTS = [
     world(0, {}, clusters=(cluster(owner_uid="x"),), pods=()),
     world(0, job=job(spec=spec(generation__parallelism={"tensor": 2})), clusters=(), pods=()),
     world(9, COUNTED, clusters=(), pods=(), refusal=Refusal("422", final=True)),
+    world(0, {}, clusters=(), pods=(), claim_wait="x"),
+    before_cluster(),
+    *(before_cluster(pods=(preflight(found(one)),)) for one in get_args(Outcome)),
+    before_cluster(pods=(preflight(found(passed_over=[PassedOver(name="x", why="y")])),)),
+    before_cluster(pods=(preflight(found(checkpoint=WITHOUT_LEDGER)),)),
+    before_cluster(status=counted(checkpoint=KNOWN), pods=(preflight(found("Fresh")),)),
+    before_cluster(job=job(counted(), NO_RESTART), pods=(preflight(spec_=NO_RESTART, ended=True),)),
+    training(job=job(running(), spec(suspend=True))),
+    world(60, job=job(failed(), spec(suspend=True)), clusters=(), pods=()),
     world(clusters=(cluster(provisioned=None),), pods=()),
     world(driver=UNKNOWN),
     world(driver=Driver("PENDING")),
@@ -61,6 +82,12 @@ MOMENTS = [
     last(driver=UNKNOWN),
     last(pods=(pod("worker"),)),
     last(pods=(pod(),)),
+    last(pods=(pod("worker"), pod(ended=True, end_reason="OOMKilled"))),
+    *(
+        training(job=job(running(), DISRUPTED_FAILS), pods=(pod(), pod("worker", deleting=True, disruption=one)))
+        for one in DISRUPTIONS
+    ),
+    training(job=job(running(startTime=stamp(-9999)), spec(deadlines__activeSeconds=9000))),
     training(pods=(pod("worker"),)),
     training(pods=(pod(),)),
     last(seconds=9999, report=None, clusters=(cluster(provisioned=None),)),

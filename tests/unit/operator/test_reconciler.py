@@ -119,7 +119,8 @@ async def test_a_lost_worker_restarts_after_all_pods_are_gone(operator: Operator
     await operator.step()
     kube.kill_pod("copy-1-workers-worker")
     await operator.step()
-    assert kube.status()["lastFailure"]["reason"] == "WorkerLost"
+    assert kube.status()["lastFailure"]["reason"] == "OutOfMemory"
+    assert kube.condition("ClusterReady")["reason"] == "WorkerLost"
     assert "OOMKilled, exit code 137" in kube.status()["lastFailure"]["message"]
     later(kube, 60)
     await operator.step()

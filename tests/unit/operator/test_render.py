@@ -48,17 +48,20 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+def golden(path: Path, value: Any) -> None:
+    """Compare with a golden file, or write it."""
+    if os.environ.get("RLJOB_GOLDEN") == "write":
+        path.write_text(yaml.safe_dump(json.loads(json.dumps(value)), sort_keys=False, width=120))
+    assert yaml.safe_load(path.read_text()) == value
+
+
 def rendered(case: str) -> dict[str, Any]:
     return ray_cluster(job(spec=CASES[case]), RLJobSpec.model_validate(CASES[case]), 3)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_manifest_is_the_golden_one(case: str) -> None:
-    path = GOLDEN / f"{case}.yaml"
-    manifest = rendered(case)
-    if os.environ.get("RLJOB_GOLDEN") == "write":
-        path.write_text(yaml.safe_dump(json.loads(json.dumps(manifest)), sort_keys=False))
-    assert yaml.safe_load(path.read_text()) == manifest
+    golden(GOLDEN / f"{case}.yaml", rendered(case))
 
 
 def test_rendering_is_repeatable_and_leaves_the_spec_alone() -> None:

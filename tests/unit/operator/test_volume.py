@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from rljob_api.progress import CheckpointInfo
-from rljob_api.spec import Volume
 from rljob_operator.decide import decide
 
 from .builders import FINISHED, cluster, failed, job, outcome, report, running, spec, stamp, training, world
@@ -41,8 +40,8 @@ def test_another_volume_is_refused_while_an_attempt_runs_and_disturbs_nothing(
 
 
 def test_another_volume_is_refused_between_attempts() -> None:
-    used = Volume(claim_name="copy-checkpoints")
-    plan, conditions = outcome(world(60, job=job(failed(), spec(checkpoint__volume=OTHER)), clusters=(), pods=(), volume=used))
+    status = {**failed(), "checkpointVolume": {"claimName": "copy-checkpoints", "subPath": ""}}
+    plan, conditions = outcome(world(60, job=job(status, spec(checkpoint__volume=OTHER)), clusters=(), pods=()))
     assert conditions["Validated"][1] == "VolumeChanged"
     assert conditions["Succeeded"][1] == "Invalid"
     assert plan.actions == ()
@@ -55,8 +54,8 @@ def test_the_volume_may_be_chosen_until_a_cluster_uses_it_and_a_namesakes_does_n
 
 def test_a_finished_job_is_not_judged_again() -> None:
     status = {**running(), "finishTime": stamp(50)}
-    plan = decide(world(60, job=job(status, spec(checkpoint__volume=OTHER, ttlSecondsAfterFinished=100))))
-    assert plan.actions == ()  # the edited time to keep the cluster counts
+    edited = job(status, spec(checkpoint__volume=OTHER, ttlSecondsAfterFinished=100))
+    assert decide(world(60, job=edited, clusters=(cluster(workers=0),))).actions == ()  # the edited time to keep it counts
 
 
 async def test_the_next_attempt_starts_on_the_same_volume_or_not_at_all(

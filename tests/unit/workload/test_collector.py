@@ -77,8 +77,11 @@ def make(tmp_path: Path) -> Any:
         spec["prompts"] |= {"retryBudget": 1}
         spec["environment"] |= {"timeoutSeconds": 1}
         for path, value in changes.items():
-            section, _, field = path.partition("__")
-            spec[section][field] = value
+            *sections, field = path.split("__")
+            node = spec
+            for section in sections:
+                node = node[section]
+            node[field] = value
         collector = Collector(spec, str(tmp_path), 1)
         collector._scorer.environment = (
             environment or FakeEnvironment()
@@ -253,7 +256,7 @@ async def test_an_answer_that_never_comes_is_retried_and_the_prompt_then_skipped
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = itertools.count()
-    monkeypatch.setattr(module._ActiveClock, "now", lambda self: float(next(seconds)))
+    monkeypatch.setattr(module._ActiveClock, "now", lambda self: float(next(seconds)))  # every look costs a second
     collector, rank = make(steps=4), FakeRank()
     rank.hold = lambda request: request.tag[0] == 0
     await collector.start([[rank]], 0)

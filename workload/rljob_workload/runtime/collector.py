@@ -128,6 +128,9 @@ class Collector:
         began = time.monotonic()
         stall = float(self._spec.deadlines.stall_seconds)
         end = await self._monitor.first(lambda: self._end_of_stretch(step), stall)
+        if end is None and self._machine.state is CollectorState.DRAINING:
+            # The groups are there; the slices have deadlines of their own, and those name ranks.
+            end = await self._monitor.first(lambda: self._end_of_stretch(step), stall)
         if end is None:
             raise HungError(f"step {step}: no batch within {stall:g} s (deadlines.stallSeconds); {self._waiting_for()}")
         if end.batch is None or end.info is None:
@@ -310,7 +313,11 @@ class Collector:
                 f"{one['attempt']} failures before)"
                 for one in oldest
             )
-            return f"the collector is {self._machine.state}, {missing} groups are missing, in flight longest: {named or 'none'}"
+            slices = ", ".join(f"replica {replica} for {seconds:.0f} s" for replica, seconds in self._pumps.slices.items())
+            return (
+                f"the collector is {self._machine.state}, {missing} groups are missing; decoding: {slices or 'nobody'}; in "
+                f"flight longest: {named or 'none'}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,8 @@ class Driver:
         self._watch: Watch | None = None
         self._version = 0
         self._newest: CheckpointInfo | None = None
+        self._ticket = 0
+        self._saved_step = 0
         self._cap = 0
         self._stall = float(self._spec.deadlines.stall_seconds)
         self._due = self._new_due()
@@ -123,7 +125,7 @@ class Driver:
         self._calls().get([rank.setup.remote(address) for rank in ranks], deadline, "the ranks did not get ready")
         loaded = time.monotonic()
         resumed = resume(self._calls(), begin.checkpoint, self._attempt, self._record.totals, self._record.before)
-        self._version = resumed.version
+        self._version = self._saved_step = resumed.version
         self._newest = resumed.report.get("checkpoint")
         if begin.checkpoint is not None:
             self._saves.resumed(begin.checkpoint)
@@ -157,6 +159,8 @@ class Driver:
 
     def _step(self, step: int) -> Finished | None:
         self._ready_saves().check()
+        if self._version == self._saved_step:
+            self._acknowledge()
         decision = self._due.decide(step)
         phases, began = Phases(), time.monotonic()
         with phases.timed("generate"):
@@ -291,14 +295,19 @@ class Driver:
 
     def _save_if_new(self) -> bool:
         """Save between two steps, the engines awake; False where the newest state is saved already, True: they are down."""
-        self._ready_saves().wait()
-        if (self._newest is not None and self._newest.step == self._version) or not self._version:
-            self._due.served()
-            self._control.saved(self._newest, self._control.saving())
-            return False
-        self._calls().ranks("sleep", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
-        self._save(self._version)
-        return True
+        if self._version > self._saved_step:
+            self._calls().ranks("sleep", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
+            self._save(self._version)
+            return True
+        self._acknowledge()
+        return False
+
+    def _acknowledge(self) -> None:
+        """There is nothing newer than what was saved last: whoever has asked for a save has it, once it is published."""
+        self._due.served()
+        self._ticket = self._control.saving()
+        if not self._version or (self._newest is not None and self._newest.step == self._version):
+            self._control.saved(self._newest, self._ticket)
 
     def _wake(self) -> None:
         self._calls().ranks("wake", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
@@ -306,10 +315,11 @@ class Driver:
     def _save(self, step: int) -> None:
         """Between train and wake: the engines are down, the collector is paused."""
         self._progress.update(phase="Saving")
+        self._ready_saves().wait()  # one at a time; also, its end must not be taken for this one's
         began = time.monotonic()
         # In this order: who asks in between has this save, and gets one more at worst.
         self._due.begun()
-        ticket = self._control.saving()
+        self._ticket = self._control.saving()
         deadline = self._spec.deadlines.save_seconds
         collected = self._calls().get(self._calls().collector.snapshot.remote(), deadline, "the collector gives no snapshot")
         state = {
@@ -321,21 +331,21 @@ class Driver:
             "uid": self._attempt.uid,
             "attempt": self._attempt.number,
         }
-        self._ready_saves().begin(
-            self._calls(), step, state, lambda saved: self._saved(saved, ticket, time.monotonic() - began)
-        )
-
-    def _saved(self, checkpoint: Checkpoint, ticket: int, seconds: float) -> None:
-        """There is a new checkpoint (told by the thread that wrote it)."""
-        self._newest = checkpoint_info(self._attempt, checkpoint)
-        self._progress.update(checkpoint=self._newest)
-        self._due.took(seconds)
-        self._control.saved(self._newest, ticket)
+        self._ready_saves().begin(self._calls(), step, state, lambda saved: self._saved(saved, time.monotonic() - began))
+        self._saved_step = step
 
     def _ready_saves(self) -> Saves:
         if self._saves is None:
             raise RuntimeError("the attempt has not begun")
         return self._saves
+
+    def _saved(self, checkpoint: Checkpoint, seconds: float) -> None:
+        """There is a new checkpoint on the volume (told by the thread that wrote it)."""
+        # First the checkpoint, then the ticket: `_acknowledge` has it the other way round, and one of the two sees both.
+        self._newest = checkpoint_info(self._attempt, checkpoint)
+        self._progress.update(checkpoint=self._newest)
+        self._due.took(seconds)
+        self._control.saved(self._newest, self._ticket)
 
     def _calls(self) -> Calls:
         """The actors, once they are there."""

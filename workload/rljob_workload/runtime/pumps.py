@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
@@ -58,18 +59,18 @@ class Pumps:
         self._tasks: set[asyncio.Task[None]] = set()
         #: Answers that each replica's engine still has to deliver.
         self._busy: list[int] = []
-        self._slices = 0
-        self._scoring = 0
+        #: When each replica's running slice began.
+        self._slices: dict[int, float] = {}
 
     @property
-    def slices(self) -> int:
-        """Decode slices that run."""
-        return self._slices
+    def slices(self) -> dict[int, float]:
+        """The replicas that run a decode slice, and for how many seconds."""
+        return {replica: time.monotonic() - since for replica, since in self._slices.items()}
 
     @property
     def idle(self) -> bool:
-        """Nothing is being generated or scored, and nothing is about to be."""
-        return not self._slices and not self._scoring and not any(self._wanted(index) for index in range(len(self._replicas)))
+        """Nothing is being generated, and nothing is about to be."""
+        return not self._slices and not any(self._wanted(index) for index in range(len(self._replicas)))
 
     def start(self, replicas: list[list[Any]]) -> None:
         """Begin to pump; in the event loop of the actor's work."""
@@ -114,7 +115,7 @@ class Pumps:
                 self._judge(list(zip(complete, expected, strict=True)))
             finally:
                 with self._owner.monitor.changing():
-                    self._slices -= 1
+                    del self._slices[replica]
                     self._give_up_overdue()
                     self._owner.settle()
 
@@ -134,7 +135,7 @@ class Pumps:
             return None
         # A freed slot is worth an early return only if something can fill it.
         want = 1 if rollouts.can_dispatch(version) else max(1, rollouts.missing(version))
-        self._slices += 1
+        self._slices[replica] = time.monotonic()
         self._owner.settle()
         return requests, want
 
@@ -161,7 +162,6 @@ class Pumps:
         scorer = self._owner.scorer
         for group, expected in complete:
             if not scorer.quick:
-                self._scoring += 1
                 self._spawn(self._score(group, expected), f"prompt {group.ordinal}")
                 continue
             # In place: a slice that starts before its neighbours are judged would run with few requests.
@@ -185,7 +185,6 @@ class Pumps:
                 self._owner.rollouts.scored(group, scores)
         finally:
             with self._owner.monitor.changing():
-                self._scoring -= 1
                 self._owner.settle()
 
     # ---- deadlines --------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 
 from rljob_workload.core.groups import Group
 from rljob_workload.environments.base import Environment
+from rljob_workload.runtime.errors import HungError
 
 log = logging.getLogger("rljob.collector")
 
@@ -26,7 +27,7 @@ class ScoreError(Exception):
     """The environment gave no usable verdict on one group; the message says why."""
 
 
-class EnvironmentHungError(Exception):
+class EnvironmentHungError(HungError):
     """So many calls of the environment have not returned that there is no point in more."""
 
 

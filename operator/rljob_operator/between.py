@@ -1,0 +1,111 @@
+"""Between attempts: what is left of the last one goes, what the next one needs is looked for, and its number is counted."""
+
+from __future__ import annotations
+
+from rljob_api import names, reasons
+from rljob_api.spec import RLJobSpec
+
+from . import ending, suspension
+from .classify import Failure
+from .deadlines import active_overdue
+from .draft import Draft
+from .plan import Action, DeleteCluster, DeletePod, PersistAttempt
+from .terms import WAIT_SECONDS, Step, Terms
+from .times import format_time
+from .world import World
+
+
+def decide_between(world: World, draft: Draft, spec: RLJobSpec | None) -> Step | Failure:
+    """The next step, or the failure that ends the job."""
+    leftovers, left = _leftovers(world), _left(world)
+    if world.job.wants_suspension:
+        return suspension.rest(world, draft, left, leftovers)
+    suspension.lift(world, draft)
+    terms = Terms.of(spec)
+    if overdue := active_overdue(world, terms.deadlines):
+        return overdue
+    if waiting := _previous_attempt(world, draft, left, terms):
+        return Step(leftovers, waiting)
+    if spec is None:
+        draft.set(reasons.STATE_INVALID)
+        # Another claim may take the place of one that can't be shared, without a change of the job.
+        return Step(leftovers, WAIT_SECONDS if world.claim_modes else None)
+    draft.update(total_steps=spec.algorithm.grpo.steps)
+    if detail := _missing(world, draft, spec):
+        draft.set(reasons.STATE_PENDING, detail=detail)
+        return Step(leftovers, WAIT_SECONDS)
+    return _start(world, draft)
+
+
+def _leftovers(world: World) -> tuple[Action, ...]:
+    ours = world.job.uid
+    clusters = [DeleteCluster(one.name, one.uid) for one in world.clusters if one.owner_uid == ours and not one.deleting]
+    pods = [DeletePod(one.name, one.uid) for one in world.pods if one.preflight and one.job_uid == ours and not one.deleting]
+    return (*clusters, *pods)
+
+
+def _left(world: World) -> str:
+    """What still exists of earlier attempts."""
+    left = sorted(pod.name for pod in world.pods if pod.job_uid == world.job.uid)
+    left += sorted(f"RayCluster {one.name}" for one in world.clusters if one.owner_uid == world.job.uid)
+    return ", ".join(left)
+
+
+def _previous_attempt(world: World, draft: Draft, left: str, terms: Terms) -> float | None:
+    """Seconds to wait for the previous attempt's pods or for the backoff; None when the next one may start."""
+    status = world.job.status
+    if left:
+        draft.set(reasons.WAITING_FOR_PODS, attempt=status.attempt, pods=left)
+        draft.set(reasons.STATE_RESTARTING, detail=f"waiting for attempt {status.attempt} to end")
+        return WAIT_SECONDS
+    due = ending.next_start(status, terms.failure_policy, world.now)
+    if due > world.now:
+        draft.set(reasons.BACKING_OFF, attempt=status.attempt + 1, time=format_time(due))
+        draft.set(reasons.STATE_RESTARTING, detail=f"attempt {status.attempt + 1} starts at {format_time(due)}")
+        return max((due - world.now).total_seconds(), 0.1)
+    return None
+
+
+def _missing(world: World, draft: Draft, spec: RLJobSpec) -> str:
+    """What outside the job has to come or go first; sets ClusterReady."""
+    foreign = [f"RayCluster {one.name}" for one in world.clusters if one.owner_uid != world.job.uid]
+    foreign += [f"pod {pod.name}" for pod in world.pods if pod.job_uid != world.job.uid]
+    if foreign:
+        draft.set(reasons.NAME_TAKEN, what=foreign[0])
+        return f"waiting for {foreign[0]} to be gone"
+    if detail := volume_missing(world, draft, spec):
+        return detail
+    if world.kuberay_present is False:
+        draft.set(reasons.KUBERAY_MISSING)
+        return "KubeRay is not installed"
+    return ""
+
+
+def volume_missing(world: World, draft: Draft, spec: RLJobSpec) -> str:
+    """Why the checkpoint volume can't be mounted yet, which ClusterReady then says; empty where it can."""
+    claim = spec.checkpoint.volume.claim_name
+    if world.claim_exists is False:
+        draft.set(reasons.VOLUME_MISSING, claim=claim, namespace=world.job.namespace)
+        return f"PersistentVolumeClaim {claim} does not exist"
+    if world.claim_wait:
+        draft.set(reasons.VOLUME_UNBOUND, claim=claim, detail=world.claim_wait)
+        return f"PersistentVolumeClaim {claim} has no volume yet"
+    return ""
+
+
+def _start(world: World, draft: Draft) -> Step:
+    number, now = world.job.status.attempt + 1, format_time(world.now)
+    draft.update(
+        attempt=number,
+        attempt_start_time=now,
+        attempt_end_time=None,
+        start_time=world.job.status.start_time or now,
+        ray_cluster_name=None,
+        resume=None,
+    )
+    for reason in (reasons.CLUSTER_NOT_CREATED, reasons.DRIVER_NOT_SUBMITTED, reasons.NOT_STARTED, reasons.NOT_RESTARTING):
+        draft.set(reason)
+    draft.set(reasons.STATE_PROVISIONING)
+    cluster = names.cluster_name(world.job.name, number)
+    draft.event("Normal", "AttemptStarted", f"attempt {number} started: RayCluster {cluster}")
+    return Step((PersistAttempt(number),), 0.0)

@@ -1,0 +1,261 @@
+"""The driver's order of calls, against actors that only write down what they are asked."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rljob_api.exitcodes import ExitCode
+from rljob_api.progress import Finished
+from rljob_workload.algorithm.batch import TrainStats
+from rljob_workload.core.due import Cause
+from rljob_workload.core.groups import StepInfo
+from rljob_workload.core.rollouts import RestoreReport
+from rljob_workload.runtime import driver as driver_module
+from rljob_workload.runtime.calls import Calls
+from rljob_workload.runtime.collector import Taken
+from rljob_workload.runtime.control import Control
+from rljob_workload.runtime.driver import Driver
+from rljob_workload.runtime.errors import RunError
+from rljob_workload.runtime.metrics import read_metrics
+from rljob_workload.runtime.progress import Progress
+from rljob_workload.runtime.rank import RankStep
+from rljob_workload.runtime.stop import StopSignal
+
+from .test_beginnings import attempt_in
+from .test_driver_surroundings import report
+
+STEPS = 6
+STEP = RankStep(TrainStats(0.0, 0.0, 0.0, 0.0, 0.0, speaks=True), 0.0, 0.0)
+
+
+class World:
+    """Actors, and hooks that happen in the middle of their calls."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+        self.trace: list[str] = []
+        self.during: dict[str, Callable[[], None]] = {}
+        self.held: dict[int, concurrent.futures.Future[Any]] = {}
+        self.hold: set[int] = set()
+        self.trained = 0
+        self.stop = StopSignal()
+        self.control = Control(self.stop)
+        self.progress = Progress(report())
+        self.directory = directory
+        monkeypatch.setattr(driver_module.launch, "launch", lambda *_, **__: self.actors())
+        monkeypatch.setattr(driver_module, "Watch", lambda *_: SimpleNamespace(looking=threading.Lock, engines_built=1))
+        monkeypatch.setattr(Calls, "get", lambda _, refs, *__: refs)
+        monkeypatch.setattr(Calls, "ranks", lambda _, method, seconds, code, *arguments: self.ranks(method, *arguments))
+        grpo = {"algorithm__grpo__steps": STEPS, "validation": None}
+        self.driver = Driver(attempt_in(directory, **(grpo | changes)), self.progress, self.stop, self.control, spread=False)
+
+    def actors(self) -> Any:
+        rank = SimpleNamespace(address=self.method("address"), setup=self.method("setup"))
+        names = ("start", "status", "commit", "resume", "snapshot", "interrupt", "restore")
+        methods = {name: self.method(name, getattr(self, name, lambda *_: None)) for name in names}
+        take = SimpleNamespace(options=lambda num_returns: SimpleNamespace(remote=self.take))
+        return SimpleNamespace(ranks=[rank], replicas=[], collector=SimpleNamespace(**methods, take=take), kill=lambda: None)
+
+    def method(self, name: str, answer: Callable[..., Any] = lambda *_: None) -> Any:
+        def remote(*arguments: Any) -> Any:
+            if name not in ("address", "setup", "start", "status", "restore"):
+                self.say(" ".join([name, *(str(a) for a in arguments if isinstance(a, int))]))
+            return answer(*arguments)
+
+        return SimpleNamespace(remote=remote)
+
+    def say(self, what: str) -> None:
+        self.trace.append(what)
+        self.during.pop(what, lambda: None)()
+
+    def ranks(self, method: str, *arguments: Any) -> Any:
+        self.say(method + {True: " and wake", False: ""}[method == "train" and arguments[1]])
+        return [STEP]
+
+    def take(self, step: int) -> tuple[Any, Any]:
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self.held[step] = future
+        self.say(f"take {step}")
+        if step not in self.hold and not future.done():
+            info = StepInfo(reward=0.5, correct=0.0, samples=8, answer_tokens=24, spanning=0, oldest_age=0, mean_age=0.0)
+            future.set_result(Taken(tuple(range(8 * (step - 1), 8 * step)), info, 0.25))
+        return SimpleNamespace(future=lambda: future), None
+
+    def interrupt(self, step: int) -> None:
+        self.hold.discard(step)
+        self.held[step].set_result(None)
+
+    def commit(self, step: int, ordinals: tuple[int, ...]) -> Any:
+        self.trained += len(ordinals)
+        return self.status()
+
+    def status(self) -> Any:
+        counts = {"handed_out": self.trained, "trained": self.trained, "skipped": 0, "skipped_by": {}}
+        cap = {"configured": 16, "effective": 16, "reason": "", "warning": ""}
+        return {"counts": counts, "skipped_names": {}, "cap": cap}
+
+    def snapshot(self) -> Any:
+        return {"ledger": "of this moment"}
+
+    def restore(self, *_: Any) -> RestoreReport:
+        return RestoreReport(self.trained, 0, [])
+
+    def sigterm(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def ask_save(self) -> None:
+        self.control.answer("/control/save", "")
+
+    def run(self) -> Finished | RunError:
+        try:
+            with self.stop.installed():
+                return self.driver.run()
+        except RunError as err:
+            return err
+
+    def saved(self) -> list[str]:
+        return sorted(path.name for path in self.directory.iterdir() if path.name.startswith("step-"))
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
+    return lambda **changes: World(tmp_path, monkeypatch, **changes)
+
+
+def end_of(run: World) -> tuple[ExitCode, str]:
+    error = run.run()
+    assert isinstance(error, RunError)
+    return error.code, str(error)
+
+
+SAVE = ["snapshot", "save"]
+
+
+def test_a_save_comes_between_the_commit_and_the_waking_and_the_engine_is_down_until_then(make: Any) -> None:
+    world = make(checkpoint__everySteps=2, algorithm__grpo__steps=3)
+    assert isinstance(world.run(), Finished)
+    step_1 = ["take 1", "train and wake", "commit 1", "resume 1"]
+    step_2 = ["take 2", "train", "commit 2", *SAVE, "wake", "resume 2"]
+    step_3 = ["take 3", "train", "commit 3", *SAVE, "wake"]
+    assert world.trace == step_1 + step_2 + step_3
+
+
+def test_a_save_that_is_asked_for_while_groups_are_missing_does_not_wait_for_them(make: Any) -> None:
+    world = make(checkpoint__everySteps=100)
+    world.hold = {3}
+    world.during["take 3"] = world.ask_save
+    assert isinstance(world.run(), Finished)
+    at = world.trace.index("take 3")
+    assert world.trace[at : at + 8] == ["take 3", "interrupt 3", "sleep", *SAVE, "wake", "resume 2", "take 3"]
+    assert world.saved() == ["step-000002-t000002", "step-000006-t000002"]
+
+
+def test_a_save_that_is_asked_for_in_the_middle_of_training_is_made_before_the_next_step(make: Any) -> None:
+    world = make(checkpoint__everySteps=100)
+    world.during["train and wake"] = world.ask_save
+    assert isinstance(world.run(), Finished)
+    assert world.trace[:8] == ["take 1", "train and wake", "commit 1", "sleep", *SAVE, "wake", "resume 1"]
+
+
+def test_what_is_saved_already_is_not_saved_again(make: Any) -> None:
+    world = make(checkpoint__everySteps=2)
+    world.during["resume 2"] = world.ask_save
+    assert isinstance(world.run(), Finished)
+    assert "sleep" not in world.trace
+    assert world.trace.count("save") == 3
+
+
+@pytest.mark.parametrize("moment", ["take 3", "commit 2", "resume 2"])
+def test_sigterm_saves_the_steps_that_are_done_and_ends_without_another(make: Any, moment: str) -> None:
+    world = make(checkpoint__everySteps=100)
+    world.hold = {3}
+    world.during[moment] = world.sigterm
+    assert end_of(world) == (ExitCode.STOPPED, "stopped by SIGTERM after step 2, which was saved")
+    assert world.saved() == ["step-000002-t000002"]
+    assert world.trace[-3:] == ["sleep", *SAVE]
+    assert "train" not in world.trace[world.trace.index("commit 2") :]
+
+
+def test_sigterm_before_the_first_step_leaves_nothing_behind(make: Any) -> None:
+    world = make()
+    world.hold = {1}
+    world.during["take 1"] = world.sigterm
+    assert end_of(world) == (ExitCode.STOPPED, "stopped by SIGTERM before the first step; there is nothing to save")
+    assert world.saved() == []
+
+
+def test_a_control_request_to_stop_is_named(make: Any) -> None:
+    world = make()
+    world.during["commit 1"] = lambda: world.control.answer("/control/stop", "")
+    assert end_of(world) == (ExitCode.STOPPED, "stopped by a control request after step 1, which was saved")
+
+
+def test_sigterm_during_a_save_of_the_same_step_saves_once(make: Any) -> None:
+    world = make(checkpoint__everySteps=2)
+    world.during["save"] = world.sigterm
+    assert end_of(world) == (ExitCode.STOPPED, "stopped by SIGTERM after step 2, which was saved")
+    assert world.trace.count("save") == 1
+
+
+def test_seconds_since_the_last_save_make_one_due(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make(checkpoint__everySteps=100, checkpoint__everySeconds=10)
+    now = time.monotonic()
+    monkeypatch.setattr(driver_module.time, "monotonic", lambda: now)
+
+    def later() -> None:
+        nonlocal now
+        now += 11
+
+    world.during["commit 1"] = later
+    assert isinstance(world.run(), Finished)
+    assert world.saved() == ["step-000002-t000002", "step-000006-t000002"]
+
+
+def test_the_run_ends_with_a_save_before_its_deadline(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(driver_module.time, "monotonic", lambda: now)
+    changes = {"deadlines__activeSeconds": 700, "deadlines__provisioningSeconds": 100, "deadlines__firstStepSeconds": 100}
+    world = make(checkpoint__everySteps=100, **changes, deadlines__stallSeconds=100)
+
+    def step_takes_150_seconds() -> None:
+        nonlocal now
+        now += 150
+
+    for number in range(1, 5):
+        world.during[f"commit {number}"] = step_takes_150_seconds
+    code, message = end_of(world)
+    # 150, 300, 450, and with the next one at 600 there is no room for a fifth
+    assert (code, message) == (
+        ExitCode.DEADLINE,
+        "deadlines.activeSeconds (700) leaves no time for another step after step 4, which was saved",
+    )
+    assert world.saved() == ["step-000004-t000002"]
+    assert world.trace[-4:] == ["train", "commit 4", *SAVE]
+    assert world.driver._due.urgent() in (None, Cause.DEADLINE)
+
+
+def test_counters_go_on_over_steps_and_are_in_the_checkpoint(make: Any) -> None:
+    world = make(checkpoint__everySteps=3)
+    assert isinstance(world.run(), Finished)
+    lines = read_metrics(world.directory / "metrics.jsonl")
+    assert [line["consumed_prompts"] for line in lines] == [8, 16, 24, 32, 40, 48]
+    assert [line["consumed_samples"] for line in lines] == [8, 16, 24, 32, 40, 48]
+    assert [line["consumed_tokens"] for line in lines] == [24, 48, 72, 96, 120, 144]
+    assert [line["totals"]["starved_seconds"] for line in lines] == [0.25, 0.5, 0.75, 1.0, 1.25, 1.5]
+    assert {line["engine_constructions"] for line in lines} == {1}
+    again = make(algorithm__grpo__steps=7)
+    again.trained = 48
+    assert isinstance(again.run(), Finished)
+    last = read_metrics(world.directory / "metrics.jsonl")[-1]
+    assert (last["step"], last["consumed_tokens"], last["totals"]["starved_seconds"]) == (7, 168, 1.75)
+    assert last["elapsed_seconds"] >= lines[-1]["elapsed_seconds"]
+    assert last["active_seconds"] >= lines[-1]["active_seconds"]

@@ -1,0 +1,107 @@
+"""The pods' preStop hook asks the driver for a save, waits for it, and never holds a pod up for anything else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from rljob_workload.runtime.prestop import PrestopError, Settings, from_environment, save
+
+
+class _Driver(ThreadingHTTPServer):
+    """A driver's control endpoint with the answers of a test."""
+
+    def __init__(self, *answers: tuple[int, str] | None) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answers = list(answers)
+        self.asked: list[tuple[str, str]] = []
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Driver
+
+    def do_POST(self) -> None:
+        self.server.asked.append((self.path, self.headers.get("Authorization", "")))
+        answer = self.server.answers.pop(0) if self.server.answers else (202, "{}")
+        if answer is None:
+            self.connection.close()
+            return
+        self.send_response(answer[0])
+        self.end_headers()
+        self.wfile.write(answer[1].encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    path = tmp_path / "auth_token"
+    path.write_text("secret\n")
+    return path
+
+
+@pytest.fixture
+def start() -> Iterator[object]:
+    drivers: list[_Driver] = []
+
+    def _start(*answers: tuple[int, str] | None) -> _Driver:
+        driver = _Driver(*answers)
+        threading.Thread(target=driver.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        drivers.append(driver)
+        return driver
+
+    yield _start
+    for driver in drivers:
+        driver.shutdown()
+        driver.server_close()
+
+
+def settings(driver: _Driver, token: Path, seconds: float = 30) -> Settings:
+    return Settings("127.0.0.1", seconds, token, driver.server_port)
+
+
+def test_it_asks_with_the_token_until_the_save_is_written(start, token: Path) -> None:  # type: ignore[no-untyped-def]
+    driver = start((202, "{}"), None, (200, '{"accepted": true, "step": 7}'))
+    assert save(settings(driver, token)) == 'saved: 200 {"accepted": true, "step": 7}'
+    assert [path.partition("=")[0] for path, _ in driver.asked] == ["/control/save?wait"] * 3
+    assert {authorization for _, authorization in driver.asked} == {"Bearer secret"}
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 409, 500])
+def test_a_driver_that_will_not_save_is_not_waited_for(start, token: Path, status: int) -> None:  # type: ignore[no-untyped-def]
+    driver = start((status, "why"))
+    assert save(settings(driver, token)) == f"nothing is saved: {status} why"
+    assert len(driver.asked) == 1
+
+
+def test_without_a_driver_there_is_nothing_to_save(start, token: Path) -> None:  # type: ignore[no-untyped-def]
+    driver = start()
+    driver.shutdown()
+    driver.server_close()
+    assert save(settings(driver, token)) == "no driver: nothing to save"
+
+
+def test_a_head_that_has_no_address_any_more_is_not_waited_for(token: Path) -> None:
+    assert save(Settings("copy-1-head-svc.invalid", 30, token)).startswith("no driver: gaierror")
+
+
+def test_the_budget_ends_the_wait(start, token: Path) -> None:  # type: ignore[no-untyped-def]
+    began = time.monotonic()
+    said = save(settings(start(), token, seconds=0.2))
+    assert said.startswith("no save within 0 s (deadlines.saveSeconds); last answer: {}")
+    assert time.monotonic() - began >= 0.2
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [({}, "RLJOB_DRIVER_HOST is not set"), ({"RLJOB_DRIVER_HOST": "x", "RLJOB_SAVE_SECONDS": "soon"}, "'soon'")],
+)
+def test_what_is_missing_is_named(environment: dict[str, str], words: str) -> None:
+    with pytest.raises(PrestopError, match=words):
+        from_environment(environment)

@@ -1,0 +1,95 @@
+"""Runs in every pod of a run before it is stopped: asks the driver for a save, waits until it is written, and goes.
+
+`python -m rljob_workload.runtime.prestop` is the pods' preStop hook. Kubernetes ends a pod only after its hook, so a drain, a
+deletion and a suspension each leave a checkpoint. It never holds a pod longer than the save's budget, and a driver that is
+gone or has no endpoint is no reason to wait. Standard library only: it has to start at once while everything else is stopped.
+"""
+
+from __future__ import annotations
+
+import http
+import http.client
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rljob_api import names
+
+_CONNECT_SECONDS = 3.0
+_PAUSE_SECONDS = 0.5
+
+
+class PrestopError(Exception):
+    """The hook was started without what it needs; the message names the variable."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where the driver is, how long a save may take, and the token of its endpoints."""
+
+    host: str
+    seconds: float
+    token_file: Path | None
+    port: int = names.PROGRESS_PORT
+
+
+def from_environment(environment: Mapping[str, str]) -> Settings:
+    """The settings. Raises PrestopError."""
+    host, seconds = environment.get(names.ENV_DRIVER_HOST, ""), environment.get(names.ENV_SAVE_SECONDS, "")
+    if not host:
+        raise PrestopError(f"{names.ENV_DRIVER_HOST} is not set; the driver's host would do")
+    if not seconds.isdecimal():
+        raise PrestopError(f"{names.ENV_SAVE_SECONDS} is {seconds!r}; a whole number of seconds would do")
+    token = environment.get(names.ENV_CONTROL_TOKEN_FILE)
+    return Settings(host, float(seconds), Path(token) if token else None)
+
+
+def save(settings: Settings) -> str:
+    """Ask until the save is written, refused, or the budget is over; the answer is one line for the log."""
+    until = time.monotonic() + settings.seconds
+    last = "not asked"
+    while (left := until - time.monotonic()) > 0:
+        try:
+            status, body = _ask(settings, left)
+        except ConnectionRefusedError:
+            return "no driver: nothing to save"
+        except (OSError, http.client.HTTPException) as error:
+            last = f"{type(error).__name__}: {error}"
+            if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
+                return f"no driver: {last}"  # its name has no address, or no route: the head is gone
+        else:
+            if status != http.HTTPStatus.ACCEPTED:  # which says: not within the time that was asked for
+                return f"{'saved' if status == http.HTTPStatus.OK else 'nothing is saved'}: {status} {body[:200]}"
+            last = body[:200]
+        time.sleep(min(_PAUSE_SECONDS, max(until - time.monotonic(), 0)))
+    return f"no save within {settings.seconds:.0f} s (deadlines.saveSeconds); last answer: {last}"
+
+
+def _ask(settings: Settings, left: float) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(settings.host, settings.port, timeout=_CONNECT_SECONDS)
+    headers = {} if settings.token_file is None else {"Authorization": f"Bearer {settings.token_file.read_text().strip()}"}
+    try:
+        connection.connect()
+        connection.sock.settimeout(left + _CONNECT_SECONDS)
+        connection.request("POST", f"{names.CONTROL_SAVE_PATH}?wait={left:.1f}", headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read(65536).decode(errors="replace")
+    finally:
+        connection.close()
+
+
+def main() -> int:
+    """Always 0: a hook that fails would only hide why the pod was stopped."""
+    try:
+        said = save(from_environment(os.environ))
+    except (PrestopError, OSError) as error:
+        said = str(error)
+    print(f"rljob preStop: {said}", file=sys.stderr, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
