@@ -66,7 +66,9 @@ def plan(draw: random.Random, aim: Hit) -> Plan:
 def strike(life: Life, plan: Plan, *, delay: float, start_seconds: float) -> bool:
     """Wait for the moment and kill. False when the run had ended before."""
     if plan.aim is Hit.RESUME:
-        time.sleep(plan.when * start_seconds)
+        wanted = time.monotonic() + plan.when * start_seconds
+        if not life.wait_until(lambda: time.monotonic() > wanted, "", seconds=start_seconds + 60, every=0.05):
+            return False
     else:
         if not life.wait_until_ready():
             return False
@@ -75,7 +77,7 @@ def strike(life: Life, plan: Plan, *, delay: float, start_seconds: float) -> boo
             return False
         if plan.aim is Hit.SAVE and not _until_save(life, plan.within * SAVE_SECONDS):
             return False
-        if plan.aim is Hit.COMMIT and not _until_uncommitted(life, plan.within):
+        if plan.aim is Hit.COMMIT and not until_uncommitted(life, plan.within):
             return False
     if life.process.poll() is not None:
         return False
@@ -96,7 +98,7 @@ def _until_save(life: Life, more: float) -> bool:
     return True
 
 
-def _until_uncommitted(life: Life, within: float) -> bool:
+def until_uncommitted(life: Life, within: float) -> bool:
     """Hold the driver, again and again, until the ranks have ended a step in the meantime: it cannot be committed then."""
 
     def caught() -> bool:

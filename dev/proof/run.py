@@ -15,13 +15,15 @@ from typing import Any
 from dev.proof import moments
 from dev.proof.audit import Audit, audit
 from dev.proof.job import Sizes, write
-from dev.proof.life import HarnessError, Life, read_lines
+from dev.proof.life import EndedError, HarnessError, Life, read_lines
 from dev.proof.moments import WANTED, Hit
 
 #: What the harness itself remembers of a run, beside the run's directory.
 STORY = "story.json"
 #: Kills beyond the plan, to reach the wanted numbers: a moment of milliseconds is sometimes missed.
 MOST_MORE = 24
+#: Lives that may end by themselves in one run; each is listed.
+MOST_ENDED = 5
 #: Seconds for the last life, which only has to finish.
 FINISH_SECONDS = 1800.0
 _START_SECONDS = 8.0
@@ -53,6 +55,8 @@ class Outcome:
     metrics: list[dict[str, Any]]
     seconds: float
     lives: int
+    #: Lives that ended neither by our kill nor with the run.
+    ended: list[dict[str, int]]
 
     @property
     def hits(self) -> dict[str, int]:
@@ -73,6 +77,7 @@ def judged(base: Path) -> Outcome:
         list(read_lines(base / "run" / "metrics.jsonl")),
         story["seconds"],
         story["lives"],
+        story["ended"],
     )
 
 
@@ -89,6 +94,7 @@ class ProofRun:
         self._say = say
         self._kills: list[Kill] = []
         self._starts: list[float] = []
+        self._ended: list[dict[str, int]] = []
         self._lives = 0
         self._began = time.monotonic()
 
@@ -97,21 +103,36 @@ class ProofRun:
         pending = moments.plans(self._draw, kills, each)
         while pending:
             plan = pending.pop(0)
-            if not self._kill(plan, len(pending)):
+            if not self._attended(plan, len(pending)):
                 raise HarnessError(f"the run finished after {len(self._kills)} kills of {kills}; give it more steps")
             if not pending and len(self._kills) < kills + MOST_MORE:
                 hits = Counter(kill.hit for kill in self._kills)
                 pending = [moments.plan(self._draw, aim) for aim in WANTED if hits[aim] < each]
-        self._finish()
+        self._attend(self._finish)
         story = {
             "seed": self._seed,
             "sizes": asdict(self._sizes),
             "kills": [asdict(kill) for kill in self._kills],
+            "ended": self._ended,
             "seconds": round(time.monotonic() - self._began, 1),
             "lives": self._lives,
         }
         (self._base / STORY).write_text(json.dumps(story, indent=2))
         return judged(self._base)
+
+    def _attended(self, plan: moments.Plan, more: int) -> bool:
+        return self._attend(lambda: self._kill(plan, more))
+
+    def _attend[Result](self, work: Callable[[], Result]) -> Result:
+        """Do it again when a life ends by itself, as an operator would: a loaded machine lets Ray's start time out."""
+        while True:
+            try:
+                return work()
+            except EndedError as err:
+                self._ended.append({"attempt": self._lives, "exit_code": err.exit_code})
+                self._say(f"attempt {self._lives} ended by itself with exit code {err.exit_code}")
+                if len(self._ended) > MOST_ENDED:
+                    raise
 
     def _begin(self) -> Life:
         self._lives += 1
