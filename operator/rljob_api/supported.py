@@ -16,9 +16,10 @@ from .spec import RLJobSpec
 HONOURED = frozenset(
     f"spec.{path}"
     for path in (
-        *(f"trainer.{name}" for name in ("image", "gpuMemory", "seed", "template")),
+        *(f"trainer.{name}" for name in ("image", "ranksPerNode", "gpuMemory", "seed", "template")),
         *(f"trainer.{pod}resources.{what}" for pod in ("", "head.") for what in ("cpu", "memory")),
         "model.preset",
+        "parallelism.tensor",
         *(
             f"model.shape.{name}"
             for name in ("layers", "hiddenSize", "attentionHeads", "queryGroups", "ffnHiddenSize", "vocabSize")
@@ -28,6 +29,8 @@ HONOURED = frozenset(
         "generation.answerTimeoutSeconds",
         "generation.maxInFlightPrompts",
         "generation.kvCache.size",
+        "generation.kvCache.mode",
+        "generation.offloadTrainingBuffers",
         "data.builtin",
         "data.seed",
         "data.shuffle",
@@ -84,7 +87,6 @@ PARTLY: dict[str, Partly] = {
     for path, row in {
         "trainer.nodes": _only(1),
         "trainer.gpusPerNode": _only(0),
-        "trainer.ranksPerNode": _only(1),
         "model.huggingFace.path": _only(None),
         "model.shape.experts": _only(None),
         "model.shape.topK": _only(None),
@@ -92,15 +94,12 @@ PARTLY: dict[str, Partly] = {
         "model.dtype": _only("float32"),
         "model.transformer": _only("Local"),
         "model.allowInferenceOptimizedTraining": _only(False),
-        "parallelism.tensor": _only(1),
         "parallelism.pipeline": _only(1),
         "parallelism.virtualPipeline": _only(1),
         "parallelism.context": _only(1),
         "parallelism.expert": _only(1),
         "parallelism.expertTensor": _only(None, 1),
         "parallelism.sequence": _only(False),
-        "generation.kvCache.mode": _only("Persist"),
-        "generation.offloadTrainingBuffers": _only(False),
         "generation.inferenceOptimized": _only(False),
         "generation.server.enabled": _only(False),
         "generation.server.port": _only(0),

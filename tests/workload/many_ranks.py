@@ -62,6 +62,7 @@ def _tear_down() -> None:
 
     destroy_process_groups()
     InferenceMode.unset_active()
+    gc.unfreeze()  # `Rank.setup` keeps what lives as long as the process out of collections; here it does not
     gc.collect()
 
 
@@ -207,10 +208,12 @@ class Trainer:
         self.ranks.call("sleep")
         self.ranks.call("save", str(directory))
         self.ranks.call("wake")
+        reports = self.ranks.call("written")
+        self.ranks.call("finish_save", reports)
 
     def load(self, directory: Path, version: int) -> None:
         """Take over a checkpoint's weights."""
-        self.ranks.call("load", str(directory), version)
+        self.ranks.call("load", str(directory), version, {})
         self.version = version
 
     def _accept(self, answers: Sequence[Answer]) -> None:

@@ -18,8 +18,9 @@ from ray.exceptions import RayTaskError
 
 from rljob_api.exitcodes import ExitCode
 from rljob_api.progress import Finished
+from rljob_workload.core.handover import HandoverError, HandoverTimeoutError
 from rljob_workload.core.source import SourceError
-from rljob_workload.megatron.errors import DeviceError, EngineError, NonFiniteError, WeightsError, reason_of
+from rljob_workload.megatron.errors import DeviceError, EngineError, EngineStepError, NonFiniteError, WeightsError, reason_of
 from rljob_workload.runtime import local
 from rljob_workload.runtime import run as run_module
 from rljob_workload.runtime.calls import Calls
@@ -56,13 +57,43 @@ def raised(cause: Exception) -> RayTaskError:
         (OSError(28, "No space left on device", "/v/x"), ExitCode.SAVE_FAILED, "cannot write /v/x: No space left on device"),
         (CollectorFailedError("replica 0: " + TRACE), ExitCode.COLLECTOR_LOST, "RuntimeError: probability tensor contains nan"),
         (HungError("decode: no answer of rank 1"), ExitCode.HUNG, "decode: no answer of rank 1"),
+        (EngineStepError("rank 0, Decode: odd"), ExitCode.COLLECTOR_LOST, "rank 0, Decode: odd"),
+        (
+            HandoverTimeoutError("Draining", (1,), 2.0),
+            ExitCode.HANDOVER_TIMEOUT,
+            "rank 1 did not arrive at the hand-over (Draining) within 2 s (deadlines.handoverSeconds); "
+            "a rank that is only slow needs a longer one",
+        ),
         (ValueError("odd"), ExitCode.UNEXPECTED, "ValueError: odd"),
     ],
 )
 def test_an_actors_exception_has_its_code_and_one_plain_line(cause: Exception, code: ExitCode, message: str) -> None:
-    calls = Calls(Actors([], None, None, []))
+    calls = calls_to(Silent())
     error = calls.classified(raised(pickle.loads(pickle.dumps(cause))))
     assert (error.code, str(error)) == (code, message)
+
+
+class Silent:
+    """An actor that lives and says nothing of interest, or is dead."""
+
+    def __init__(self, dead: bool = False) -> None:
+        self.status = dead
+
+
+def calls_to(*ranks: Silent) -> Calls:
+    return Calls(Actors(list(ranks), Silent(), None, []))
+
+
+@pytest.fixture(autouse=True)
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rljob_workload.runtime.calls._answers", lambda status: not status)
+
+
+@pytest.mark.parametrize("cause", [CollectorFailedError, EngineStepError, HandoverError])
+def test_a_broken_collective_is_the_death_of_the_rank_behind_it(cause: type[Exception]) -> None:
+    """The neighbour of a killed rank reports first; what ended the attempt is the rank that is gone."""
+    error = calls_to(Silent(), Silent(dead=True)).classified(raised(cause("Connection closed by peer")))
+    assert (error.code, str(error)) == (ExitCode.RANK_LOST, "rank 1 died: Connection closed by peer")
 
 
 def test_a_remote_traceback_comes_down_to_its_last_named_error() -> None:

@@ -21,6 +21,7 @@ from rljob_api.exitcodes import ExitCode
 from rljob_api.progress import CheckpointInfo, Finished
 from rljob_workload.core.checkpoint import Checkpoint, CheckpointError, RunDirectory
 from rljob_workload.core.due import ENDING, Cause, Due, DueRules
+from rljob_workload.core.handover import Passage
 from rljob_workload.environments import load_environment
 from rljob_workload.runtime import launch, preflight
 from rljob_workload.runtime.calls import Calls
@@ -29,7 +30,7 @@ from rljob_workload.runtime.control import Control
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.progress import Progress, utc_now
 from rljob_workload.runtime.prompts import cap_report, too_many_skipped
-from rljob_workload.runtime.rank import RankStep
+from rljob_workload.runtime.rank import RankStep, woken
 from rljob_workload.runtime.record import Record
 from rljob_workload.runtime.resume import beginning, checkpoint_info, resume
 from rljob_workload.runtime.saves import Saves
@@ -179,7 +180,7 @@ class Driver:
             with phases.timed("save"):
                 self._save(step)
                 if not decision.end:
-                    self._wake()
+                    results = woken(results, self._wake())
         reward = self._validate_if_due(step, phases) if not decision.end else None
         reached = self._reached(step, reward)
         too_many = too_many_skipped(self._spec, counters)
@@ -309,8 +310,9 @@ class Driver:
         if not self._version or (self._newest is not None and self._newest.step == self._version):
             self._control.saved(self._newest, self._ticket)
 
-    def _wake(self) -> None:
-        self._calls().ranks("wake", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
+    def _wake(self) -> list[Passage]:
+        passages: list[Passage] = self._calls().ranks("wake", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
+        return passages
 
     def _save(self, step: int) -> None:
         """Between train and wake: the engines are down, the collector is paused."""
