@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +53,20 @@ COLLECTOR: dict[str, Any] = {
 }
 
 
+@functools.cache
+def _example() -> dict[str, Any]:
+    spec: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())["spec"]
+    return spec
+
+
+@functools.cache
+def _facts() -> dict[str, Any]:
+    return facts_of(spec_with())
+
+
 def raw_spec(**changes: Any) -> dict[str, Any]:
     """The example's spec; `checkpoint__verify="Full"` sets one field."""
-    raw: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())["spec"]
+    raw = copy.deepcopy(_example())
     for path, value in changes.items():
         node = raw
         *above, last = path.split("__")
@@ -83,7 +96,7 @@ def save(run: RunDirectory, step: int, token: int = 1, **more: Any) -> Checkpoin
     origin = Origin(
         writer=more.pop("writer", owner(token)),
         parent=more.pop("parent", None),
-        facts=facts_of(more.pop("spec", spec_with())),
+        facts=_facts(),
     )
     state = {"collector": COLLECTOR, "totals": {"trained_prompts": 4}, **more}
     return run.publish(run.root / tmp, step, token, state, origin)

@@ -93,7 +93,7 @@ class RunDirectory:
 
     def begin(self, step: int, token: int) -> Path:
         """A fresh directory to write one checkpoint into. Raises FencedError, CheckpointError."""
-        return self.root / writing.begin(self.files, Name(step, token))
+        return self.root / writing.begin(self.files, Name(token, step))
 
     def publish(self, tmp: Path, step: int, token: int, state: Mapping[str, Any], origin: Origin | None = None) -> Checkpoint:
         """Flush everything, write the manifest last and make the checkpoint visible with one rename.
@@ -101,14 +101,19 @@ class RunDirectory:
         `state["collector"]` goes to files of its own. Raises FencedError when the token has been overtaken, CheckpointError
         when the volume does not take it; what was saved before stays as it is.
         """
-        name = Name(step, token)
+        name = Name(token, step)
         if tmp.parent != self.root:
             raise CheckpointError(f"{tmp} was not begun in {self.root}")
         try:
             manifest = writing.publish(self.files, tmp.name, name, state, origin or Origin())
         except OSError as err:
+            writing.discard(self.files, tmp.name)
             raise CheckpointError(f"cannot write the checkpoint {self.root / str(name)}: {_reason(err)}") from err
         return Checkpoint(self.root / str(name), step, token, state, manifest)
+
+    def discard(self, tmp: Path) -> None:
+        """Give up a begun checkpoint, so that what is left of a full volume suffices for the next attempt."""
+        writing.discard(self.files, tmp.name)
 
     def prune(self, keep_last: int, token: int | None = None) -> list[str]:
         """Remove checkpoints beyond the newest `keep_last` valid ones of the lineage. Returns the removed names.
@@ -130,19 +135,24 @@ class RunDirectory:
     # ---- reading ----------------------------------------------------------------------------
 
     def choose(
-        self, level: Level = "Sizes", unloadable: Collection[str] = (), check: Callable[[Checkpoint], object] | None = None
+        self,
+        level: Level = "Sizes",
+        unloadable: Collection[str] = (),
+        check: Callable[[Checkpoint], object] | None = None,
+        taker: Owner | None = None,
     ) -> Choice:
         """The newest valid checkpoint on the lineage and why others were passed over.
 
         What is `unloadable` is passed over by name. `check` gets a checkpoint without its finished groups and may find more
-        wrong with it by raising InvalidCheckpointError. Raises FenceError, CheckpointError where nothing can be told.
+        wrong with it by raising InvalidCheckpointError. Who chooses in order to take a token is its `taker`. Raises
+        FenceError, CheckpointError where nothing can be told.
         """
 
         def more(name: str, manifest: Manifest) -> None:
             if check is not None:
                 check(_with_state(self.files, self.root / name, name, manifest, buffer=False))
 
-        return survey.choose(self.files, level, unloadable, more)
+        return survey.choose(self.files, level, unloadable, more, taker)
 
     def still_there(self, name: str) -> bool:
         """For the taker of a token: whether what it goes on from is there, brought back if its deletion had begun."""

@@ -123,12 +123,15 @@ def _admitted(order: Order) -> PreflightReport:
 
 
 def _find(order: Order, run: RunDirectory) -> _Found:
-    choice = run.choose(order.spec.checkpoint.verify, order.unloadable, _books_of)
+    choice = run.choose(order.spec.checkpoint.verify, order.unloadable, _books_of, order.owner)
     passed_over = [PassedOver(name=one.name, why=one.why[:512]) for one in choice.passed_over]
     _check_owner(order, choice)
     if choice.name is not None:
         return _Found(run.load(choice.name, buffer=False), choice.name, None, passed_over)
-    if broken := [one for one in choice.passed_over if one.on_lineage]:
+    newest = choice.fence.newest
+    # A run that went on from a checkpoint which is gone has not begun afresh, as long as others are there.
+    broken = [one for one in choice.passed_over if one.on_lineage or (newest is not None and newest.resumed_from)]
+    if broken:
         raise _RefusedError(
             "Corrupt",
             f"none of the {len(broken)} checkpoints in {order.directory} is valid, and starting over would lose their steps. "

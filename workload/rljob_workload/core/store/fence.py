@@ -156,7 +156,6 @@ def _claim(files: Files, entry: Entry) -> bool:
     if not exists(files, CLAIMS):
         with contextlib.suppress(FileExistsError):  # another taker was faster
             files.make_directory(CLAIMS)
-        files.sync("")
     temporary = f"{CLAIMS}/{TEMPORARY}{secrets.token_hex(8)}"
     files.make_directory(temporary)
     try:

@@ -20,16 +20,19 @@ _NAME = re.compile(r"step-(\d{6,12})-t(\d{6,12})")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Name:
-    """A checkpoint's directory: its step and the token of its writer."""
+    """A checkpoint's directory: its step and the token of its writer.
 
-    step: int
+    In the order of the tokens, then of the steps: on a lineage both only grow, and without tokens a newer attempt supersedes.
+    """
+
     token: int
+    step: int
 
     @classmethod
     def parse(cls, text: str) -> Name | None:
         """The parts of a directory's name; None for any other name, also for a second spelling of the same one."""
         match = _NAME.fullmatch(text)
-        name = cls(int(match[1]), int(match[2])) if match else None
+        name = cls(step=int(match[1]), token=int(match[2])) if match else None
         return name if name is not None and str(name) == text else None
 
     def __str__(self) -> str:
@@ -68,12 +71,8 @@ class Lineage:
         bound = self.bounds.get(name.token)
         if bound is None:
             return f"not on the lineage of token {self.token}, which resumed from nothing that token {name.token} wrote"
-        origin = Name(bound, name.token)
+        origin = Name(name.token, bound)
         return f"not on the lineage of token {self.token}: its writer was overtaken, the run went on from {origin}"
-
-    def order(self, name: Name) -> tuple[int, int]:
-        """Newest last. Without tokens a newer attempt supersedes; on a lineage steps only grow."""
-        return (name.step, name.token) if self.token else (name.token, name.step)
 
 
 def lineage_of(entries: Iterable[Taken]) -> Lineage:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from rljob_workload.core.store.errors import CheckpointError, InvalidCheckpointError
-from rljob_workload.core.store.fence import Fence, read_fence
+from rljob_workload.core.store.fence import Fence, Owner, read_fence
 from rljob_workload.core.store.filesystem import Files, entries_or_none
-from rljob_workload.core.store.lineage import Lineage, Name
+from rljob_workload.core.store.lineage import Lineage, Name, lineage_of
 from rljob_workload.core.store.manifest import Manifest, read_manifest
 from rljob_workload.core.store.verify import Level, verified_level, verify
 
@@ -46,21 +46,25 @@ class Judged:
     #: None when it has none that can be read.
     manifest: Manifest | None
     level: Level
+    valid: bool
     #: Why it is not valid, or not read; "" otherwise.
     why: str
 
 
-def choose(files: Files, level: Level, unloadable: Collection[str], check: Callable[[str, Manifest], None]) -> Choice:
+def choose(
+    files: Files, level: Level, unloadable: Collection[str], check: Callable[[str, Manifest], None], taker: Owner | None
+) -> Choice:
     """The newest valid checkpoint on the lineage; what is `unloadable` is passed over, and read wholly to say what is wrong.
 
-    `check` raises InvalidCheckpointError for one that its reader does not take.
+    `check` raises InvalidCheckpointError for one that its reader does not take. A `taker` that has already taken a token and
+    saved nothing chooses as if it had not: its earlier choice narrows nothing.
 
     Raises CheckpointError when the directory or the fence cannot be read.
     """
     fence = read_fence(files)
-    lineage = fence.lineage
+    lineage = _lineage_for(files, fence, taker)
     passed_over: list[PassedOver] = []
-    for name in candidates(files, lineage):
+    for name in candidates(files):
         if not lineage.admits(name):
             passed_over.append(PassedOver(str(name), lineage.why_not(name), on_lineage=False))
             continue
@@ -81,7 +85,7 @@ def choose(files: Files, level: Level, unloadable: Collection[str], check: Calla
 def judge_all(files: Files, level: Level) -> list[Judged]:
     """All of them, newest first."""
     lineage = read_fence(files).lineage
-    return [_judge(files, name, lineage, level) for name in candidates(files, lineage)]
+    return [_judge(files, name, lineage, level) for name in candidates(files)]
 
 
 def _judge(files: Files, name: Name, lineage: Lineage, level: Level) -> Judged:
@@ -92,14 +96,19 @@ def _judge(files: Files, name: Name, lineage: Lineage, level: Level) -> Judged:
         manifest = read_manifest(files, str(name))
         verify(files, str(name), level)
     except InvalidCheckpointError as err:
-        return Judged(name, on_lineage, manifest, level, err.why)
-    return Judged(name, on_lineage, manifest, verified_level(manifest, level), why)
+        return Judged(name, on_lineage, manifest, level, valid=False, why=err.why)
+    return Judged(name, on_lineage, manifest, verified_level(manifest, level), valid=True, why=why)
 
 
-def candidates(files: Files, lineage: Lineage) -> list[Name]:
+def _lineage_for(files: Files, fence: Fence, taker: Owner | None) -> Lineage:
+    saved = {name.token for name in candidates(files)}
+    return lineage_of(entry for entry in fence.entries if entry.token in saved or entry.owner != taker)
+
+
+def candidates(files: Files) -> list[Name]:
     """Whatever is named like a checkpoint, newest first. Raises CheckpointError."""
     try:
         found = entries_or_none(files, "")
     except OSError as err:
         raise CheckpointError(f"cannot read the run's directory: {err.filename}: {err.strerror or err}") from err
-    return sorted((name for text in found if (name := Name.parse(text))), key=lineage.order, reverse=True)
+    return sorted((name for text in found if (name := Name.parse(text))), reverse=True)

@@ -7,6 +7,7 @@ a late rename harmless, and `_remove` for a late deletion.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -89,19 +90,24 @@ def publish(files: Files, temporary: str, name: Name, state: Mapping[str, Any], 
     return manifest
 
 
+def discard(files: Files, temporary: str) -> None:
+    """Give back the room that an unfinished checkpoint takes. The next attempt does it otherwise, so failing is no error."""
+    with contextlib.suppress(OSError):
+        remove_tree(files, temporary)
+
+
 def prune(files: Files, keep_last: int, token: int | None) -> list[str]:
     """Remove what is not needed any more; see `RunDirectory.prune`."""
     fence = read_fence(files)
     _require(fence, token)
-    valid = [name for name in candidates(files, fence.lineage) if _valid(files, name)]
+    valid = [name for name in candidates(files) if _valid(files, name)]
     read = [name for name in valid if fence.lineage.admits(name)]
     if fence.entries and not any(name.token == token for name in read):
         return []
     doomed = read[max(1, keep_last) :] + [name for name in valid if not fence.lineage.admits(name)]
-    doomed.sort(key=fence.lineage.order)
-    for name in doomed:
+    for name in sorted(doomed):
         _remove(files, name, token)
-    return [str(name) for name in doomed]
+    return [str(name) for name in sorted(doomed)]
 
 
 def remove_unfinished(files: Files, token: int | None) -> list[str]:
