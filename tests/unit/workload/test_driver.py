@@ -19,6 +19,7 @@ from rljob_api.progress import Finished
 from rljob_workload.algorithm.batch import TrainStats
 from rljob_workload.core.due import Cause
 from rljob_workload.core.groups import StepInfo
+from rljob_workload.core.handover import Passage
 from rljob_workload.core.ledger import Ledger
 from rljob_workload.core.ledger_file import ledger_to_json
 from rljob_workload.core.rollouts import RestoreReport
@@ -39,7 +40,8 @@ from .test_beginnings import attempt_in
 from .test_driver_surroundings import report
 
 STEPS = 6
-STEP = RankStep(TrainStats(0.0, 0.0, 0.0, 0.0, 0.0, speaks=True), 0.0, 0.0)
+PASSAGE = Passage("Train", 0.0, 0.0, {})
+STEP = RankStep(TrainStats(0.0, 0.0, 0.0, 0.0, 0.0, speaks=True), 0.0, PASSAGE, None)
 
 
 class World:
@@ -84,7 +86,7 @@ class World:
 
     def ranks(self, method: str, *arguments: Any) -> Any:
         self.say(method + {True: " and wake", False: ""}[method == "train" and arguments[1]])
-        return [{"save": Staged(WeightDigest(), 0), "load": WeightDigest()}.get(method, STEP)]
+        return [{"save": Staged(WeightDigest(), 0), "load": WeightDigest(), "train": STEP}.get(method, PASSAGE)]
 
     def take(self, step: int) -> tuple[Any, Any]:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
