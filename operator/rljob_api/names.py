@@ -33,6 +33,7 @@ LABEL_RAY_NODE_TYPE = "ray.io/node-type"
 # KubeRay >= 1.6: without it a lost head comes back as an empty Ray that knows no job.
 ANNOTATION_NO_HEAD_RESTART = "ray.io/disable-provisioned-head-restart"
 
+GCS_PORT = 6379
 DASHBOARD_PORT = 8265
 PROGRESS_PORT = 8090
 PROGRESS_PORT_NAME = "progress"

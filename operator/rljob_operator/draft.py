@@ -17,7 +17,7 @@ from .world import World
 _ORDER = tuple(ConditionType)
 # A status stays under 32 kB whatever people's and machines' words it quotes: eleven conditions, the last failure, and the
 # ordinals of skipped prompts (at most 8 causes of 100) are what can grow.
-_MESSAGE_BYTES = 1400
+_MESSAGE_BYTES = 1200
 LAST_FAILURE_BYTES = 3500
 
 # What a running driver or other people's words move all the time; its writes are spaced, the others are written at once.

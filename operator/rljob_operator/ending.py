@@ -44,7 +44,7 @@ def fail(world: World, draft: Draft, failure: Failure, terms: Terms) -> bool:
     again = decision.action == "RestartUncounted" or (counted and since < policy.max_restarts)
     detail = f"attempt {status.attempt}: {failure.detail}"
     draft.update(
-        last_failure=_evidence(world, failure, decision, policy),
+        last_failure=_evidence(world, failure, decision if again else Decision("Fail", decision.rule), policy),
         attempt_end_time=format_time(world.now),
         unloadable=_unloadable(world, failure, policy),
         restarts=status.restarts + (again and counted),

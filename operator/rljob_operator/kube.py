@@ -6,9 +6,11 @@ refuses fields that are newer than the models.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +41,10 @@ _RAY = "/apis/ray.io/v1"
 _NETWORKING = "/apis/networking.k8s.io/v1"
 _TIMEOUT_SECONDS = 30
 _CHUNK = 500
+_TOO_MANY = 429
+_SERVER_ERROR = 500
+_RETRY_SECONDS = (0.2, 0.5, 1.0)
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _SELECTORS = {"rljobs": "", "rayclusters": names.LABEL_JOB, "pods": names.LABEL_JOB}
 _ROOTS = {"rljobs": _JOBS, "rayclusters": _RAY, "pods": "/api/v1"}
 
@@ -59,20 +65,24 @@ class ConfigurationError(Exception):
     """There is no usable way to the API server; the message says what was tried and what would do."""
 
 
+def in_pod() -> bool:
+    """Whether this process is one of a pod, with the pod's account."""
+    return "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
+
+
 async def connect() -> Kube:
     """The client of KUBECONFIG (or ~/.kube/config), else of the pod's service account. Raises ConfigurationError."""
     settings = client.Configuration()
     path = os.environ.get("KUBECONFIG") or "~/.kube/config"
-    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
     try:
-        if in_pod:
+        if in_pod():
             config.load_incluster_config(client_configuration=settings)
         else:
             _require_file(path)
             await config.load_kube_config(config_file=path, client_configuration=settings, persist_config=False)
     except (config.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         # The library meets a file of an unexpected shape with whatever error its code runs into.
-        where = "the pod's service account" if in_pod else path
+        where = "the pod's service account" if in_pod() else path
         raise ConfigurationError(f"cannot use {where}: {' '.join(str(error).split())}") from None
     return Kube(settings)
 
@@ -89,6 +99,8 @@ class Kube:
     def __init__(self, settings: client.Configuration) -> None:
         self._settings = settings
         self._client = client.ApiClient(settings)
+        self.requests: Counter[tuple[str, str]] = Counter()
+        """Requests sent by this client, by method and status code (`none` where no answer came)."""
 
     async def close(self) -> None:
         """Close connections."""
@@ -137,7 +149,9 @@ class Kube:
             text = await read_end(answer.content) if foreign else (await answer.read()).decode(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             words = str(error) or type(error).__name__
+            self.requests[method, "none"] += 1
             raise ApiUnreachableError(f"the API server at {self.server} does not answer ({method} {path}): {words}") from error
+        self.requests[method, str(answer.status)] += 1
         return HttpAnswer(answer.status, text)
 
     async def request(
@@ -148,8 +162,18 @@ class Kube:
         content_type: str = "application/json",
         query: Mapping[str, Any] | None = None,
     ) -> Object:
-        """One request; its answer as an object. Raises ApiError."""
-        answer = await self._send(method, path, body, content_type, query)
+        """One request; its answer as an object. Raises ApiError.
+
+        What the server turned away unread (429), and a read that it failed to answer (5xx), is asked again a few times.
+        """
+        asks = method == "GET" or path == _REVIEWS
+        for wait in _RETRY_SECONDS:
+            answer = await self._send(method, path, body, content_type, query)
+            if answer.status != _TOO_MANY and not (asks and answer.status >= _SERVER_ERROR):
+                break
+            await asyncio.sleep(wait)
+        else:
+            answer = await self._send(method, path, body, content_type, query)
         try:
             value = json.loads(answer.body) if answer.body else {}
         except ValueError:
@@ -313,7 +337,7 @@ class Kube:
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": attributes},
         }
-        answer = await self.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+        answer = await self.request("POST", _REVIEWS, review)
         return bool((answer.get("status") or {}).get("allowed"))
 
     async def carry(

@@ -170,5 +170,7 @@ def _tell(job: Job, draft: Draft, type_: Literal["Normal", "Warning"], reason: s
 
 def describe(report: PreflightReport) -> str:
     """A refusal in words: what differs, or what is damaged."""
-    parts = [report.message or report.outcome, *report.differs, *(f"{one.name}: {one.why}" for one in report.passed_over)]
-    return "; ".join(parts)
+    parts = [report.message, *report.differs, *(f"{one.name}: {one.why}" for one in report.passed_over)]
+    if report.outcome == "Incompatible":
+        parts.append("sizes of a job that has attempts can be edited while spec.suspend is true")
+    return "; ".join(part for part in parts if part) or report.outcome

@@ -78,7 +78,8 @@ class Reconciler:
         self._store = store
         self._settings = settings
         self._clock = clock
-        self._kuberay = kuberay_present
+        self.kuberay_present = kuberay_present
+        """Whether KubeRay was seen; found out again while it was not."""
         self._on_kuberay = on_kuberay
         self._actor = Actor(kube, ray, store, access)
         self._notes: dict[Key, Notes] = {}
@@ -203,10 +204,10 @@ class Reconciler:
         return tuple(read_cluster(obj) for obj in objects)
 
     async def _kuberay_present(self) -> bool:
-        if not self._kuberay and await self._kube.kuberay_present():
-            self._kuberay = True
+        if not self.kuberay_present and await self._kube.kuberay_present():
+            self.kuberay_present = True
             self._on_kuberay()
-        return self._kuberay
+        return self.kuberay_present
 
     async def _pods(self, job: Job) -> tuple[Pod, ...]:
         """Pods from the server: that there is none is never concluded from a cache."""
@@ -241,7 +242,7 @@ class Reconciler:
         others = tuple(one for one in world.clusters if one.name != job.cluster_name)
         world = replace(world, clusters=others, stranger=notes.outcome.stranger)
         if obj is None:  # pods without it tell that it was there
-            world = replace(world, pods=await self._pods(job))
+            world = await self._observe_preflight(replace(world, pods=await self._pods(job)), notes)
             return world if job.status.ray_cluster_name == job.cluster_name else await self._observe_claim(world)
         self._store.take("rayclusters", obj)  # passes over one whose label was taken off, so it is read here too
         return replace(world, clusters=(*others, read_cluster(obj)))
@@ -254,16 +255,35 @@ class Reconciler:
         recently = _is_recent(world, notes.warning_read, _EVENT_SECONDS)
         if young or (recently and cluster.provisioned is None):
             return world
+        events = [*await self._kube.events_of(world.job.namespace, cluster.name, "RayCluster")]
+        silent = next((one for one in world.pods_of(cluster.name) if not one.ready and not one.trouble), None)
+        if silent is not None and not any(one.trouble for one in world.pods_of(cluster.name)):
+            events += await self._kube.events_of(world.job.namespace, silent.name, "Pod")  # a volume that can't be mounted
+        return self._warned(world, notes, events)
+
+    async def _observe_preflight(self, world: World, notes: Notes) -> World:
+        """The newest event that tells why the preflight's pod does not start, where the pod itself says nothing."""
+        pod = world.preflight
+        if pod is None or pod.ended or pod.trouble or _is_recent(world, pod.created, _EVENT_SECONDS):
+            return world
+        if _is_recent(world, notes.warning_read, _EVENT_SECONDS):
+            return world
+        return self._warned(world, notes, await self._kube.events_of(world.job.namespace, pod.name, "Pod"))
+
+    def _warned(self, world: World, notes: Notes, events: Iterable[Object]) -> World:
         notes.warning_read = world.now
-        notes.warning = newest_warning(await self._kube.events_of(world.job.namespace, cluster.name, "RayCluster"))
+        notes.warning = newest_warning(events)
         return replace(world, warning=notes.warning)
 
     async def _observe_driver(self, world: World, cluster: Cluster, notes: Notes) -> World:
         job = world.job
         driver = await self._ray.driver(job)
         world = replace(world, driver=driver)
-        if isinstance(driver, (DriverUnknown, Unreachable)):
+        if isinstance(driver, DriverUnknown):
             return world
+        if isinstance(driver, Unreachable):  # Ray's dashboard may be gone while the driver trains on and says so
+            await self._observe_report(world, None, notes)
+            return replace(world, report=notes.report, heard=notes.heard)
         notes.driver_seen = True
         if driver.ended and notes.ended_since is None:
             notes.ended_since = world.now
@@ -271,13 +291,13 @@ class Reconciler:
             await self._observe_report(world, driver, notes)
         return replace(world, report=notes.report, heard=notes.heard, driver_seen=True, ended_since=notes.ended_since)
 
-    async def _observe_report(self, world: World, driver: Driver, notes: Notes) -> None:
-        job = world.job
+    async def _observe_report(self, world: World, driver: Driver | None, notes: Notes) -> None:
+        job, ended = world.job, driver is not None and driver.ended
         known = notes.report is not None and (notes.report.finished or notes.report.failed)
-        if driver.ended and known:
+        if ended and known:
             return
         report = await self._ray.report(job)
-        if driver.ended and not _is_final(report):
+        if ended and not _is_final(report):
             logged = await self._ray.last_report_in_logs(job)
             report = logged if isinstance(logged, ProgressReport) else report
         if isinstance(report, Unreachable):

@@ -288,7 +288,7 @@ def _container(
         container["ports"] = [
             {"name": name, "containerPort": port}
             for name, port in (
-                ("gcs-server", 6379),
+                ("gcs-server", names.GCS_PORT),
                 ("dashboard", names.DASHBOARD_PORT),
                 ("client", 10001),
                 (names.PROGRESS_PORT_NAME, names.PROGRESS_PORT),

@@ -9,7 +9,7 @@ from rljob_api import reasons
 from rljob_api.progress import ProgressReport, PromptCounts
 from rljob_api.status import ValidationResult
 
-from .draft import Draft
+from .draft import Draft, clip
 from .times import format_time, parse_time
 from .world import World
 
@@ -57,6 +57,7 @@ def take_report(world: World, draft: Draft, max_skipped: int) -> None:
     if report is None or (report.step == 0 and report.resume is None):
         return
     seen = last_step(world)
+    report = _bounded(report)
     validation = world.job.status.validation
     reward = decimal(report.validation_reward)
     if report.validation_step is not None and reward is not None:
@@ -75,6 +76,20 @@ def take_report(world: World, draft: Draft, max_skipped: int) -> None:
     )
     _skipped(draft, report.prompts, max_skipped)
     _checkpoint(world, draft, report)
+
+
+def _bounded(report: ProgressReport) -> ProgressReport:
+    """The report without what would fill the status: words within the schema's bounds may have six bytes a character."""
+    prompts, cap, checkpoint = report.prompts, report.in_flight_prompts, report.checkpoint
+    causes = {clip(cause, 64): ordinals for cause, ordinals in prompts.skipped_by.items()}
+    fits = checkpoint is not None and clip(checkpoint.path, 1024) == checkpoint.path
+    return report.model_copy(
+        update={
+            "prompts": prompts.model_copy(update={"skipped_by": causes}),
+            "in_flight_prompts": cap.model_copy(update={"reason": clip(cap.reason, 256)}),
+            "checkpoint": checkpoint if fits else None,
+        }
+    )
 
 
 def _checkpoint(world: World, draft: Draft, report: ProgressReport) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from contextlib import AsyncExitStack
 
 from aiohttp import web
@@ -14,6 +15,8 @@ from . import health as health_module
 from .access import Access
 from .api import ApiError, ApiUnreachableError, NotFoundError, Object, RayError
 from .kube import Kube
+from .logs import about
+from .metrics import Process, render
 from .ray import DirectTransport, Ray
 from .reconciler import Reconciler
 from .settings import API_SERVER_PROXY, DIRECT, Settings
@@ -38,16 +41,21 @@ NEEDED = (
 NEEDED_BY_PROXY = (("get", "", "services/proxy"), ("create", "", "services/proxy"))
 
 _RESYNC_RETRY_SECONDS = 15.0
+_START_RETRY_SECONDS = 3.0
 
 
 class StartError(Exception):
     """The operator can't start; the message says what is missing and what would do."""
 
 
+class NotYetError(Exception):
+    """Something of the cluster is missing that may come; the message says what would do."""
+
+
 async def check(kube: Kube, settings: Settings) -> bool:
-    """Whether KubeRay is there. Raises StartError when our own API or a permission is missing, ApiUnreachableError."""
+    """Whether KubeRay is there. Raises NotYetError without our API, StartError without a permission, ApiUnreachableError."""
     if not await kube.crd_present():
-        raise StartError(
+        raise NotYetError(
             f"the API {names.API_VERSION} does not exist on {kube.server}; install the chart rljob-crds (or rljob) first"
         )
     missing = []
@@ -65,7 +73,7 @@ async def check(kube: Kube, settings: Settings) -> bool:
 class Service:
     """Everything that runs in the process."""
 
-    def __init__(self, kube: Kube, settings: Settings, access: Access, with_kuberay: bool) -> None:
+    def __init__(self, kube: Kube, settings: Settings, access: Access, with_kuberay: bool = True) -> None:
         self._kube = kube
         self._settings = settings
         self._with_kuberay = with_kuberay
@@ -74,6 +82,7 @@ class Service:
         self.queue = WorkQueue()
         self.health = health_module.Health(self.queue, settings.resync_seconds)
         self._stop = asyncio.Event()
+        self._passes: Counter[str] = Counter()
         self.kuberay_appeared = False
         self._reconciler = Reconciler(
             kube=kube,
@@ -87,9 +96,9 @@ class Service:
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT, or until KubeRay appears (then `kuberay_appeared` is set)."""
+        self.health.waiting = ""
+        self.health.resynced()
         async with AsyncExitStack() as stack:
-            if self._settings.health_port:
-                stack.push_async_callback((await self._serve_health()).cleanup)
             if self._direct is not None:
                 stack.push_async_callback(self._direct.close)
             # Before kopf: when it stops it ends every task that began after it.
@@ -104,10 +113,45 @@ class Service:
                 stop=self._stop,
             )
 
-    async def _serve_health(self) -> web.AppRunner:
+    async def wait_for_cluster(self, patient: bool) -> None:
+        """Wait for what may come: our API, and with `patient` for the API server. Raises what `check` raises beside that."""
+        while True:
+            try:
+                self._with_kuberay = await check(self._kube, self._settings)
+            except (NotYetError, ApiError, ApiUnreachableError) as error:
+                if isinstance(error, ApiUnreachableError) and not patient:
+                    raise
+                if isinstance(error, ApiError) and not patient and error.status < 500 and error.status != 429:
+                    raise
+                if self.health.waiting != str(error):
+                    log.warning("%s; waiting for it", error)
+                self.health.waiting = str(error)
+                await asyncio.sleep(_START_RETRY_SECONDS)
+            else:
+                self.health.waiting = ""
+                self._reconciler.kuberay_present = self._with_kuberay
+                if not self._with_kuberay:
+                    self.health.note = f"KubeRay is not installed on {self._kube.server}; jobs wait until it is"
+                    log.warning("%s", self.health.note)
+                return
+
+    def metrics(self) -> str:
+        """The page of /metrics."""
+        jobs = (job for key in self.store.jobs.keys_now() if (job := self.store.jobs.get(key)) is not None)
+        process = Process(
+            queued=len(self.queue),
+            overdue_seconds=self.queue.overdue(),
+            resync_age_seconds=self.health.resync_age,
+            passes=self._passes,
+            requests=self._kube.requests,
+        )
+        return render(jobs, process)
+
+    async def serve_health(self) -> web.AppRunner:
+        """Answer for this process; call `cleanup` on what comes back to stop. Raises StartError where the port is taken."""
         port = self._settings.health_port
         try:
-            return await health_module.serve(self.health, port)
+            return await health_module.serve(self.health, port, self.metrics)
         except OSError as error:
             raise StartError(f"port {port} for /healthz: {error.strerror or error}; set RLJOB_HEALTH_PORT") from None
 
@@ -125,18 +169,23 @@ class Service:
     async def _work(self) -> None:
         while True:
             key = await self.queue.get()
+            job = self.store.jobs.get(key)
+            about(key, job.status.attempt if job is not None else 0)
             try:
                 again = await self._reconciler.reconcile(key)
             except (ApiError, ApiUnreachableError, RayError) as error:
                 delay = self.queue.failed(key)
+                self._passes["failed"] += 1
                 log.warning("%s/%s: %s; again in %.1f s", *key, error, delay)
             except Exception as error:
                 # A defect in one job's pass must not end the others'; it is logged whole and tried again ever more slowly.
+                self._passes["defect"] += 1
                 log.exception("%s/%s: unexpected error", *key)
                 await self._tell_defect(key, error)
                 delay = self.queue.failed(key)
                 log.warning("%s/%s: again in %.1f s", *key, delay)
             else:
+                self._passes["done"] += 1
                 self.queue.done(key, again)
 
     async def _tell_defect(self, key: Key, error: Exception) -> None:

@@ -36,7 +36,9 @@ class Settings:
     workers: int = 8
     """Jobs handled at the same time."""
     health_port: int = 8080
-    """Port of /healthz; 0 serves none."""
+    """Port of /healthz, /readyz and /metrics; 0 serves none."""
+    log_format: str = "Text"
+    """Text, or Json: one object a line."""
     log_level: str = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
 
@@ -54,7 +56,8 @@ _HELP = {
     "RLJOB_STATUS_SECONDS": ("status_seconds", "least time between two status writes that bring only new numbers"),
     "RLJOB_RESYNC_SECONDS": ("resync_seconds", "time between two complete listings"),
     "RLJOB_WORKERS": ("workers", "jobs handled at the same time"),
-    "RLJOB_HEALTH_PORT": ("health_port", "port of /healthz; 0 serves none"),
+    "RLJOB_HEALTH_PORT": ("health_port", "port of /healthz, /readyz and /metrics; 0 serves none"),
+    "RLJOB_LOG_FORMAT": ("log_format", "Text, or Json: one object a line, with job and attempt"),
     "RLJOB_LOG_LEVEL": ("log_level", "DEBUG, INFO, WARNING or ERROR"),
 }
 
@@ -90,6 +93,10 @@ def _read(variable: str, name: str, text: str) -> object:
             if text in {DIRECT, API_SERVER_PROXY} or ("://" in text and "{service}" in text):
                 return text
             raise SettingsError(f"{variable}={text!r}; {DIRECT}, {API_SERVER_PROXY} or a URL with {{service}} would do")
+        case "log_format":
+            if text.capitalize() in {"Text", "Json"}:
+                return text.capitalize()
+            raise SettingsError(f"{variable}={text!r}; Text or Json would do")
         case "log_level":
             if text.upper() in {"DEBUG", "INFO", "WARNING", "ERROR"}:
                 return text.upper()

@@ -20,7 +20,7 @@ class WorkQueue:
         self._clock = clock
         self._due: dict[Key, float] = {}
         self._heap: list[tuple[float, Key]] = []
-        self._busy: set[Key] = set()
+        self._busy: dict[Key, float] = {}
         self._dirty: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self._woken = asyncio.Event()
@@ -54,7 +54,7 @@ class WorkQueue:
             heapq.heappush(self._heap, entry)
         if found is not None:
             del self._due[found]
-            self._busy.add(found)
+            self._busy[found] = self._clock()
         return found
 
     async def get(self) -> Key:
@@ -88,8 +88,17 @@ class WorkQueue:
         waiting = [due for key, due in self._due.items() if key not in self._busy]
         return max((now - due for due in waiting), default=0.0)
 
+    def longest_pass(self) -> float:
+        """Seconds that the oldest unfinished handling of a key has taken."""
+        now = self._clock()
+        return max((now - began for began in self._busy.values()), default=0.0)
+
+    def __len__(self) -> int:
+        """Keys that are due now or later, and those being handled."""
+        return len(self._due.keys() | self._busy.keys())
+
     def _release(self, key: Key, delay: float | None) -> None:
-        self._busy.discard(key)
+        self._busy.pop(key, None)
         if key in self._dirty:
             self._dirty.discard(key)
             delay = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 from aiohttp import web
@@ -17,7 +18,10 @@ class FakeRay:
         self.tokens: dict[str, set[str]] = {}
         self.posts: list[dict[str, Any]] = []
         self.drivers: dict[str, dict[str, Any]] = {}
+        self.served: Counter[str] = Counter()
         self.reports: dict[str, ProgressReport] = {}
+        self.saves: list[str] = []
+        self.save_status = 200
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> str:
@@ -28,6 +32,7 @@ class FakeRay:
         app.router.add_post(root + "/api/jobs/", self._post)
         app.router.add_get(root + "/api/jobs/{id}/logs", self._logs)
         app.router.add_get(root + "/progress", self._progress)
+        app.router.add_post(root + "/control/save", self._save)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -66,9 +71,14 @@ class FakeRay:
     async def _logs(self, request: web.Request) -> web.Response:
         return web.json_response({"logs": "no report here"})
 
+    async def _save(self, request: web.Request) -> web.Response:
+        self.saves.append(request.query.get("wait", ""))
+        return web.json_response({"accepted": True, "step": 5}, status=self.save_status)
+
     async def _progress(self, request: web.Request) -> web.Response:
         cluster = request.match_info["service"].removesuffix("-head-svc")
         report = self.reports.get(cluster)
         if report is None:
             return web.Response(status=503, text="not up")
+        self.served[cluster] += 1
         return web.Response(text=json.dumps(report.to_wire()), content_type="application/json")

@@ -121,8 +121,9 @@ def test_two_operators_never_run_at_once(render: Render) -> None:
 def test_probes_ask_the_health_port(render: Render) -> None:
     box = container(render())
     assert {"name": "health", "containerPort": 8080} in box["ports"]
-    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+    for probe in ("startupProbe", "livenessProbe"):
         assert box[probe]["httpGet"] == {"path": "/healthz", "port": "health"}
+    assert box["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "health"}
 
 
 def test_settings_of_the_chart_are_settings_of_the_operator(render: Render) -> None:

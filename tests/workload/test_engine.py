@@ -186,6 +186,12 @@ def test_trying_the_weights_changes_nothing(uneven: Loop) -> None:
         assert torch.equal(parameter, before[name]), name
 
 
+def test_every_slot_can_take_a_longest_prompt_at_once() -> None:
+    """Megatron pads a step's tokens to a multiple of 64, which 96 prompts of 5 tokens are not."""
+    loop = Loop.of(copy_spec(steps=50, maxRequests=96))
+    assert loop.validate(96) == 96
+
+
 def test_a_cache_too_small_for_one_request_is_refused_with_both_sizes() -> None:
     spec = copy_spec(steps=50)
     task = load_builtin(str(spec.data.builtin))
@@ -269,3 +275,18 @@ def test_the_attention_stand_in_equals_plain_attention(queries: int) -> None:
             expected = torch.einsum("hl,lhd->hd", scores.softmax(-1), v[:seen])
             torch.testing.assert_close(decoded[request, query], expected, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(packed.view_as(decoded)[request, query], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_tokens_of_unfinished_answers_can_be_asked_for_while_they_are_generated() -> None:
+    """What a stall report says of the oldest prompts."""
+    loop = Loop.of(copy_spec(steps=50))
+    assert loop.engine.tokens_in_flight() == {}
+    first, *_ = loop.rollouts.dispatch(0, 0.0)
+    loop.engine.submit([first])
+    assert loop.engine.tokens_in_flight() == {first.tag: 0}
+    seen = []
+    while loop.engine.in_flight:
+        loop.engine.step()
+        seen.append(loop.engine.tokens_in_flight().get(first.tag, 0))
+    # Every answer of copy3 has three tokens, and the engine has a slot for all of them.
+    assert seen == [first.answers, 2 * first.answers, 0]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rljob_api import names
+from rljob_api.preflight import PreflightReport
 from rljob_api.progress import ProgressReport
 from rljob_operator.api import (
     AlreadyExistsError,
@@ -44,6 +45,7 @@ class FakeCluster:
         self.policies: dict[str, Object] = {}
         self.claims = {"copy-checkpoints"}
         self.claims_bound = True
+        self.preflight = False
         self.kuberay = True
         self.events: list[Object] = []
         self.kube_events: list[Object] = []
@@ -85,11 +87,11 @@ class FakeCluster:
 
     def pods_get_ready(self) -> None:
         for pod in self.pods.values():
-            if pod["status"]["phase"] == "Pending":
+            if pod["status"]["phase"] == "Pending" and not _is_preflight(pod):
                 pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
                 self._touch(pod)
         for name, cluster in self.clusters.items():
-            ready = [pod for pod in self.pods.values() if pod["metadata"]["labels"][names.LABEL_RAY_CLUSTER] == name]
+            ready = [pod for pod in self.pods.values() if pod["metadata"]["labels"].get(names.LABEL_RAY_CLUSTER) == name]
             if len(ready) == 2 and not (cluster.get("status") or {}).get("conditions"):
                 condition = {"type": "RayClusterProvisioned", "status": "True", "lastTransitionTime": format_time(self.now)}
                 cluster["status"] = {"conditions": [condition]}
@@ -103,9 +105,29 @@ class FakeCluster:
         }
         self._touch(pod)
 
+    def drain_pod(self, name: str) -> None:
+        """Eviction by the API: the pod ends, and says who ended it."""
+        pod = self.pods[name]
+        disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drained"}
+        pod["metadata"]["deletionTimestamp"] = format_time(self.now)
+        pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}, disrupted]}
+        self._touch(pod)
+
+    def preflights_end(self, told: PreflightReport | None) -> None:
+        """Preflight pods end, with a report or without."""
+        for pod in self.pods.values():
+            if _is_preflight(pod) and pod["status"]["phase"] == "Pending":
+                message = "" if told is None else told.model_dump_json(by_alias=True)
+                ended = {"reason": "Completed" if told else "Error", "exitCode": 0 if told else 1, "message": message}
+                state = {"terminated": {**ended, "finishedAt": format_time(self.now)}}
+                pod["status"] = {"phase": "Succeeded", "containerStatuses": [{"name": "preflight", "state": state}]}
+                self._touch(pod)
+
     def pods_without_cluster_go(self) -> list[Object]:
         gone = [
-            name for name, pod in self.pods.items() if pod["metadata"]["labels"][names.LABEL_RAY_CLUSTER] not in self.clusters
+            name
+            for name, pod in self.pods.items()
+            if not _is_preflight(pod) and pod["metadata"]["labels"][names.LABEL_RAY_CLUSTER] not in self.clusters
         ]
         return [self.pods.pop(name) for name in gone]
 
@@ -172,7 +194,10 @@ class FakeCluster:
             raise AlreadyExistsError(409, "AlreadyExists", name, "POST")
         if manifest["spec"]["authOptions"]["secretName"] not in self.secrets:
             raise BrokenError(f"{name} is created before the Secret that its pods need")
-        alive = [pod["metadata"]["name"] for pod in self.pods.values()]
+        mine = f"{name}-preflight"
+        if self.preflight and self.pods.get(mine, {}).get("status", {}).get("phase") != "Succeeded":
+            raise BrokenError(f"{name} is created before its preflight has ended")
+        alive = [one for one in self.pods if one != mine]
         if alive or self.clusters:
             raise BrokenError(f"{name} is created while {alive or list(self.clusters)} of another attempt exists")
         if self.status().get("attempt") != int(name.rsplit("-", 1)[1]):
@@ -306,6 +331,10 @@ class FakeRay:
 
     def end(self, cluster: str, status: str, code: int | None, message: str = "") -> None:
         self.jobs[cluster, cluster] = Driver(status, code, message)
+
+
+def _is_preflight(pod: Object) -> bool:
+    return bool(pod["metadata"]["labels"].get(names.LABEL_COMPONENT) == names.COMPONENT_PREFLIGHT)
 
 
 def gone(error: str = "connection refused") -> ApiUnreachableError:

@@ -17,8 +17,10 @@ ACCESS = Access(b"a key of the tests, long enough to be one")
 class Operator:
     """One process' life; `restart` begins another that remembers nothing."""
 
-    def __init__(self, kube: FakeCluster, ray: FakeRay) -> None:
+    def __init__(self, kube: FakeCluster, ray: FakeRay, *, preflight: bool = False) -> None:
         self.kube, self.ray = kube, ray
+        kube.preflight = preflight
+        self.image = "example.test/rljob-operator:1" if preflight else ""
         self.restart()
 
     def restart(self) -> None:
@@ -28,7 +30,7 @@ class Operator:
             kube=self.kube,
             ray=self.ray,
             store=self.store,
-            settings=Settings(status_seconds=15),
+            settings=Settings(status_seconds=15, preflight_image=self.image),
             access=ACCESS,
             clock=lambda: self.kube.now,
             kuberay_present=self.kube.kuberay,

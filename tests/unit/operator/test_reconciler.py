@@ -11,7 +11,7 @@ from rljob_api.progress import CheckpointInfo
 from rljob_operator.api import ApiError
 from rljob_operator.world import Driver
 
-from .builders import FINISHED, report, spec, stamp
+from .builders import FINISHED, found, report, spec, stamp
 from .fakes import FakeCluster, FakeRay, gone, later
 from .life import KEY, Operator, state
 
@@ -189,6 +189,50 @@ async def test_a_conflicting_edit_cancels_the_pass_and_nothing_is_started(
     assert kube.condition("Validated")["reason"] == "GenerationLayoutMismatch"
 
 
+async def test_a_life_with_preflights_resumes_from_what_they_found(kube: FakeCluster, ray: FakeRay) -> None:
+    operator = Operator(kube, ray, preflight=True)
+    for _ in range(3):
+        await operator.step()
+    assert (list(kube.pods), kube.clusters) == (["copy-1-preflight"], {})
+    for told, blocked in ((found("Corrupt"), True), (found("Fresh"), False)):
+        kube.preflights_end(told)
+        operator.restart()  # nothing is lost with the process: the pod has the report
+        await operator.step()
+        assert (state(kube) == "Blocked") == blocked
+        for _ in range(3):
+            later(kube, 60)
+            await operator.step()
+    assert list(kube.clusters) == ["copy-1"]
+    kube.kuberay_makes_pods()
+    kube.pods_get_ready()
+    operator.restart()
+    for _ in range(4):
+        await operator.step()
+    assert sorted(kube.pods) == ["copy-1-head", "copy-1-workers-worker"]
+    assert (ray.submitted, kube.status()["attempt"]) == (["copy-1"], 1)
+    ray.reports["copy-1"] = report(110, checkpoint=CheckpointInfo(step=100, path="runs/default/copy/step-000100-t000001"))
+    await operator.step()
+    kube.drain_pod("copy-1-workers-worker")
+    await operator.step()
+    assert kube.status()["lastFailure"]["reason"] == "Drained"
+    kube.pods_without_cluster_go()
+    later(kube, 60)
+    for _ in range(3):
+        await operator.step()
+    kube.preflights_end(found())
+    await operator.step()
+    assert (kube.status()["resume"]["fromStep"], kube.status()["restarts"]) == (100, 0)
+    reasons = [event["reason"] for event in kube.events]
+    assert [one for one in reasons if one != "DriverSubmitted"] == [
+        "AttemptStarted",
+        "Corrupt",
+        "StartsFromScratch",
+        "AttemptFailed",
+        "AttemptStarted",
+        "Resumes",
+    ]
+
+
 async def test_a_job_that_vanished_ends_the_work(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:
     del kube.jobs["copy"]
     assert await operator.reconciler.reconcile(KEY) == 0.0
@@ -220,20 +264,28 @@ MOVES = [
     "restart before clusters are listed",
     "strip label",
     "clock back",
+    "preflight ends",
+    "preflight ends",
+    "preflight refuses",
+    "preflight dies",
+    "drain worker",
+    "suspend",
+    "resume",
 ]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(st.sampled_from(MOVES), min_size=20, max_size=120))
-def test_attempts_never_overlap_and_nothing_is_submitted_twice_whatever_happens(moves: list[str]) -> None:
-    asyncio.run(_live(moves))
+@given(st.lists(st.sampled_from(MOVES), min_size=20, max_size=120), st.booleans())
+def test_attempts_never_overlap_and_nothing_is_submitted_twice_whatever_happens(moves: list[str], preflight: bool) -> None:
+    asyncio.run(_live(moves, preflight))
 
 
-async def _live(moves: list[str]) -> None:
-    # FakeCluster and FakeRay raise BrokenError when an attempt overlaps another or a driver is submitted twice.
+async def _live(moves: list[str], preflight: bool) -> None:
+    # FakeCluster and FakeRay raise BrokenError when an attempt overlaps another, when its cluster comes before its preflight's
+    # end, or when a driver is submitted twice.
     kube = FakeCluster(spec(failurePolicy={"maxRestarts": 1000}))
     ray = FakeRay(kube)
-    operator = Operator(kube, ray)
+    operator = Operator(kube, ray, preflight=preflight)
     attempts = [0]
     for move in moves:
         await _move(move, kube, ray, operator)
@@ -292,6 +344,16 @@ async def _move(move: str, kube: FakeCluster, ray: FakeRay, operator: Operator) 
             kube._touch(kube.clusters[name])
         case "clock back":
             later(kube, -45)
+        case "preflight ends":
+            kube.preflights_end(found("Fresh"))
+        case "preflight refuses":
+            kube.preflights_end(found("Corrupt"))
+        case "preflight dies":
+            kube.preflights_end(None)
+        case "drain worker" if f"{name}-workers-worker" in kube.pods:
+            kube.drain_pod(f"{name}-workers-worker")
+        case "suspend" | "resume":
+            kube.edit("copy", kube.jobs["copy"]["spec"] | {"suspend": move == "suspend"})
         case "drop cluster" if name is not None:
             del kube.clusters[name]
 
@@ -299,11 +361,13 @@ async def _move(move: str, kube: FakeCluster, ray: FakeRay, operator: Operator) 
 async def _settle(kube: FakeCluster, ray: FakeRay, operator: Operator) -> None:
     """Whatever happened, a quiet world brings the job to its end."""
     ray.reachable, kube.fail_next = True, []
+    await _move("resume", kube, ray, operator)
     for _ in range(60):
         await operator.step()
         kube.pods_without_cluster_go()
         kube.kuberay_makes_pods()
         kube.pods_get_ready()
+        kube.preflights_end(found("Fresh"))
         later(kube, 20)
         for cluster, submission in list(ray.jobs):
             if cluster in kube.clusters and ray.jobs[cluster, submission].status == "RUNNING":

@@ -38,7 +38,7 @@ def start(**environment: str) -> subprocess.CompletedProcess[str]:
         env=values | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
         check=False,
     )
 
@@ -89,7 +89,7 @@ def test_an_unusable_key_is_named(tmp_path: Path, content: str | None, words: st
 def test_help_tells_the_settings() -> None:
     values = dict(os.environ)
     done = subprocess.run(
-        [sys.executable, "-m", "rljob_operator", "--help"], env=values, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "rljob_operator", "--help"], env=values, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0
     assert "RLJOB_RAY_ACCESS" in done.stdout

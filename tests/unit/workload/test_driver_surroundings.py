@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -23,6 +24,7 @@ from rljob_workload.algorithm.batch import TrainStats
 from rljob_workload.core.handover import Passage
 from rljob_workload.core.rollouts import StepInfo
 from rljob_workload.runtime import guardian
+from rljob_workload.runtime import progress as progress_module
 from rljob_workload.runtime.control import Access, Control
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.logs import close_files, log_to_file
@@ -117,6 +119,21 @@ def test_the_report_is_served_mirrored_and_known_to_be_read_at_the_end(tmp_path:
             fetch(f"http://127.0.0.1:{server.port}/other")
     finally:
         server.close()
+
+
+def test_two_threads_may_update_the_report_and_the_mirror_ends_with_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(progress_module, "MIRROR_SECONDS", -1.0)  # every update is written
+    progress = Progress(report(), tmp_path / "progress.json")
+    other = threading.Thread(target=lambda: [progress.update(collector_state=f"State{n}") for n in range(200)])
+    other.start()
+    for step in range(1, 201):
+        progress.update(step=step)
+    other.join()
+    mirrored = ProgressReport.model_validate_json((tmp_path / "progress.json").read_text())
+    assert (mirrored.step, mirrored.collector_state) == (200, "State199")
+    assert not caplog.records
 
 
 def test_metrics_go_on_after_a_torn_line(tmp_path: Path) -> None:

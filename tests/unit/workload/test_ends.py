@@ -29,6 +29,7 @@ from rljob_workload.runtime.lastword import LastWord, watched
 from rljob_workload.runtime.launch import Actors
 from rljob_workload.runtime.progress import Progress
 from rljob_workload.runtime.stop import StopSignal
+from rljob_workload.runtime.whereabouts import described
 
 from .test_beginnings import attempt_in, failed, run
 from .test_driver_surroundings import report
@@ -56,7 +57,7 @@ def raised(cause: Exception) -> RayTaskError:
         (DeviceError("no CUDA"), ExitCode.ENVIRONMENT_MISSING, "no CUDA"),
         (OSError(28, "No space left on device", "/v/x"), ExitCode.SAVE_FAILED, "cannot write /v/x: No space left on device"),
         (CollectorFailedError("replica 0: " + TRACE), ExitCode.COLLECTOR_LOST, "RuntimeError: probability tensor contains nan"),
-        (HungError("decode: no answer of rank 1"), ExitCode.HUNG, "decode: no answer of rank 1"),
+        (HungError("decode: no answer of rank 1"), ExitCode.HUNG, "decode: no answer of rank 1; rank 1 does not answer"),
         (EngineStepError("rank 0, Decode: odd"), ExitCode.COLLECTOR_LOST, "rank 0, Decode: odd"),
         (
             HandoverTimeoutError("Draining", (1,), 2.0),
@@ -87,6 +88,18 @@ def calls_to(*ranks: Silent) -> Calls:
 @pytest.fixture(autouse=True)
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rljob_workload.runtime.calls._answers", lambda status: not status)
+    monkeypatch.setattr("rljob_workload.runtime.calls.whereabouts", lambda ranks: "rank 1 does not answer")
+
+
+def test_a_hang_says_where_the_ranks_are_and_first_who_says_nothing() -> None:
+    waiting = {"phase": "Draining", "step": "barrier", "phase_seconds": 6.4, "engine_steps": 34, "policy_version": 7}
+    decoding = waiting | {"phase": "Decode", "step": ""}
+    assert described([waiting, None, decoding]) == (
+        "rank 1 does not answer; rank 0: Draining (barrier) for 6 s, engine step 34, version 7; "
+        "rank 2: Decode for 6 s, engine step 34, version 7"
+    )
+    assert described([decoding] * 7 + [None] * 3).startswith("rank 7 does not answer; rank 8 does not answer; rank 9")
+    assert described([decoding] * 10).endswith("; 2 more ranks")
 
 
 @pytest.mark.parametrize("cause", [CollectorFailedError, EngineStepError, HandoverError])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_workload.runtime.prestop import PrestopError, Settings, from_environment, save
+from rljob_workload.runtime.prestop import PrestopError, Settings, connected_head, from_environment, save
 
 
 class _Driver(ThreadingHTTPServer):
@@ -84,7 +85,7 @@ def test_without_a_driver_there_is_nothing_to_save(start, token: Path) -> None: 
     driver = start()
     driver.shutdown()
     driver.server_close()
-    assert save(settings(driver, token)) == "no driver: nothing to save"
+    assert save(settings(driver, token)) == "no driver: ConnectionRefusedError: [Errno 111] Connection refused"
 
 
 def test_a_head_that_has_no_address_any_more_is_not_waited_for(token: Path) -> None:
@@ -105,3 +106,27 @@ def test_the_budget_ends_the_wait(start, token: Path) -> None:  # type: ignore[n
 def test_what_is_missing_is_named(environment: dict[str, str], words: str) -> None:
     with pytest.raises(PrestopError, match=words):
         from_environment(environment)
+
+
+def test_a_worker_finds_the_head_by_its_open_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert connected_head(port) == ""
+        with socket.create_connection(("127.0.0.1", port)):
+            assert connected_head(port) == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("table", "remote", "address"),
+    [
+        ("tcp", "0509090A:18EB", "10.9.9.5"),
+        ("tcp6", "0000000000000000FFFF00000509090A:18EB", "10.9.9.5"),
+        ("tcp6", "B80D0120000000000000000001000000:18EB", "2001:db8::1"),
+        ("tcp", "0509090A:1F9A", ""),
+    ],
+)
+def test_the_tables_of_the_kernel_are_read(tmp_path: Path, table: str, remote: str, address: str) -> None:
+    local = "0100007F:C000" if table == "tcp" else f"{0:032X}:C000"
+    closing = f"  0: {local} {remote} 08 0 0"
+    (tmp_path / table).write_text(f"header\n{closing}\n  1: {local} {remote} 01 00000000:00000000 0\n")
+    assert connected_head(tables=tmp_path) == address

@@ -16,6 +16,8 @@ class Request:
     tag: tuple[int, int]
     tokens: tuple[int, ...]
     answers: int
+    #: New tokens of each answer at most, where benchmarks and tests impose lengths; empty: the job's limit for all.
+    limits: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ ranks of one replica step their engines in lockstep, without a coordinator proce
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,7 @@ from rljob_workload.algorithm.batch import Answer, Request
 from rljob_workload.megatron.errors import EngineError, EngineStepError, NonFiniteError, reason_of
 from rljob_workload.megatron.lockstep import Lockstep
 from rljob_workload.megatron.policy import Policy
-from rljob_workload.megatron.settings import BLOCK_TOKENS, EngineSettings
+from rljob_workload.megatron.settings import EngineSettings
 
 #: Tag of requests whose answers are not for training.
 VALIDATION = -1
@@ -68,12 +67,11 @@ class ResidentEngine:
             policy.config,
             InferenceConfig(
                 buffer_size_gb=settings.kv_bytes / 2**30,
-                block_size_tokens=BLOCK_TOKENS,
+                block_size_tokens=settings.block_tokens,
                 max_sequence_length=settings.max_sequence_length,
                 max_requests=settings.max_requests,
-                # In mode Recompute an answer is prefilled again with its prompt: one of full length must fit.
-                max_tokens=max(settings.max_requests * settings.longest_prompt, settings.max_sequence_length, 256),
-                num_cuda_graphs=0,
+                max_tokens=DynamicInferenceContext.round_up_tokens(_step_tokens(settings)),
+                num_cuda_graphs=None,  # 0 would mean one, and every step padded to its size
                 kv_cache_management_mode=KVCacheManagementMode(settings.kv_mode),
                 # Log-probs of the distribution that was really sampled from.
                 logprobs_mode="raw_logprobs" if settings.temperature == 1.0 else "processed_logprobs",
@@ -126,10 +124,10 @@ class ResidentEngine:
         for request in own:
             self._check_length(request)
             prompt = list(request.tokens)
-            for _ in range(request.answers):
+            for limit in request.limits or (None,) * request.answers:
                 self._next_id += 1
                 self._in_flight[self._next_id] = _InFlight(request.tag, [(0, self._version)])
-                self._engine.add_request(self._next_id, prompt, params)
+                self._engine.add_request(self._next_id, prompt, params if limit is None else _limited(params, limit))
         return own
 
     def agree(self, *counts: int) -> list[int]:
@@ -181,10 +179,12 @@ class ResidentEngine:
         )
 
     def _check_length(self, request: Request) -> None:
-        needed = len(request.tokens) + self._settings.new_tokens
-        if needed > self._settings.max_sequence_length:
+        if request.limits and (len(request.limits) != request.answers or min(request.limits) < 1):
+            raise EngineError(f"prompt {request.tag[0]} wants {request.answers} answers of {request.limits} tokens")
+        new = max(request.limits, default=self._settings.new_tokens)
+        if len(request.tokens) + new > self._settings.max_sequence_length:
             raise EngineError(
-                f"prompt {request.tag[0]} has {len(request.tokens)} tokens; with {self._settings.new_tokens} new ones it "
+                f"prompt {request.tag[0]} has {len(request.tokens)} tokens; with {new} new ones it "
                 f"exceeds generation.maxSequenceLength ({self._settings.max_sequence_length})"
             )
 
@@ -232,9 +232,32 @@ class ResidentEngine:
         return {parameter.data_ptr() for parameter in model.parameters()}
 
 
+def _limited(params: Any, tokens: int) -> Any:
+    """The same sampling, with another length."""
+    other = _copied(params)
+    other.num_tokens_to_generate = tokens
+    return other
+
+
+def _copied(params: Any) -> Any:
+    """`copy.copy` takes a way of 30 microseconds through pickling; this is done for every answer."""
+    other = object.__new__(type(params))
+    other.__dict__.update(params.__dict__)
+    return other
+
+
+def _step_tokens(settings: EngineSettings) -> int:
+    """Tokens that one engine step may take in: the prompts of all slots, and one answer of full length with its prompt.
+
+    In mode Recompute the latter is prefilled again. The caller rounds up: a step's tokens are padded to a multiple, and
+    the last prompts must not go beyond the buffers.
+    """
+    return max(settings.max_requests * settings.longest_prompt, settings.max_sequence_length, 256)
+
+
 def _check_room(settings: EngineSettings, block_bytes: int) -> None:
     """One request must fit, beside the block that the engine keeps for itself; else it would wait for ever."""
-    needed = (-(-settings.max_sequence_length // BLOCK_TOKENS) + 1) * block_bytes
+    needed = (settings.max_sequence_length // settings.block_tokens + 1) * block_bytes
     if settings.kv_bytes < needed:
         raise EngineError(
             f"spec.generation.kvCache.size is {settings.kv_bytes} bytes; one request of "
@@ -248,8 +271,8 @@ def _sampling_params(settings: EngineSettings, *, greedy: bool) -> Any:
     class SharedSamplingParams(SamplingParams):  # type: ignore[misc,unused-ignore]
         """The engine deep-copies a request's parameters twice; ours hold plain values only."""
 
-        def __deepcopy__(self, memo: dict[int, Any]) -> SharedSamplingParams:
-            return copy.copy(self)
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            return _copied(self)
 
     return SharedSamplingParams(
         num_tokens_to_generate=settings.new_tokens,

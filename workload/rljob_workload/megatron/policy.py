@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 from collections.abc import Iterator, Sequence
@@ -107,7 +108,8 @@ class Policy:
         if len(rows) % size:
             raise ValueError(f"{len(rows)} answers on this rank do not divide into micro-batches of {size}")
         count, longest = len(rows) // size, self.settings.padded_length(longest)
-        batch = _Tensors.of(rows, longest, device.current())
+        # Micro-batches of like lengths hold little padding.
+        batch = _Tensors.of(sorted(rows, key=lambda row: len(row.tokens)), longest, device.current())
         self._sample = batch.slice(0, size)
         self.ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -175,7 +177,6 @@ class Policy:
         return float(sum(float(part["loss"]) for part in parts))
 
     def _forward_step(self, batch: _Tensors, size: int, count: int, answer_tokens: int) -> Any:
-        positions, causal = self._mask(batch.tokens.shape[1] - 1)
         # Megatron divides the loss by the micro-batches and averages gradients over the data-parallel ranks; the means
         # wanted are over all answer tokens of the step, so that every token weighs the same.
         scale = count * self.data_size / answer_tokens
@@ -183,6 +184,9 @@ class Policy:
         def forward_step(iterator: Iterator[int], model: Any) -> tuple[Tensor, Any]:
             start = next(iterator) * size
             part = batch.slice(start, start + size)
+            if self.settings.lengths_may_differ:
+                part = part.cut(self.settings.padded_length(part.longest))
+            positions, causal = self._mask(part.tokens.shape[1] - 1)
             logits = model(part.tokens[:, :-1], positions.expand(size, -1), causal, runtime_gather_output=True)
 
             def loss_of(logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -261,6 +265,18 @@ class _Tensors:
             mask=torch.tensor(mask, device=where),
             advantages=torch.tensor([row.advantage for row in rows], device=where),
             current=torch.tensor([float(row.current) for row in rows], device=where),
+        )
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return int(self.mask.any(0).nonzero()[-1]) + 2 if bool(self.mask.any()) else self.tokens.shape[1]
+
+    def cut(self, length: int) -> _Tensors:
+        """Without the padding behind so many tokens."""
+        width = length - 1
+        return dataclasses.replace(
+            self, tokens=self.tokens[:, :length], behaviour=self.behaviour[:, :width], mask=self.mask[:, :width]
         )
 
     def slice(self, start: int, stop: int) -> _Tensors:

@@ -15,6 +15,7 @@ from rljob_workload.core.source import SourceError
 from rljob_workload.megatron.errors import DeviceError, EngineError, EngineStepError, NonFiniteError, WeightsError
 from rljob_workload.runtime.errors import CollectorFailedError, HungError, RunError, cause_line, plain
 from rljob_workload.runtime.launch import Actors
+from rljob_workload.runtime.whereabouts import whereabouts
 
 log = logging.getLogger("rljob.driver")
 
@@ -50,7 +51,8 @@ class Calls:
             pending, absent = rest, [] if done else rest
         if absent:
             missing = ", ".join(str(refs.index(ref)) for ref in absent)
-            raise RunError(code, f"{method}: no answer of rank {missing} within {seconds:g} s")
+            where = whereabouts(self.actors.ranks)
+            raise RunError(code, f"{method}: no answer of rank {missing} within {seconds:g} s; {where}")
         return ray.get(refs)
 
     def get(self, refs: Any, seconds: float, what: str) -> Any:
@@ -73,7 +75,8 @@ class Calls:
         cause = err.cause
         for kind, code in _TYPED.items():
             if isinstance(cause, kind):
-                return RunError(code, cause_line(str(cause)))
+                where = f"; {whereabouts(self.actors.ranks)}" if kind is HungError else ""
+                return RunError(code, cause_line(str(cause)) + where)
         text = f"{type(cause).__name__}: {cause}"
         if isinstance(cause, RayActorError) or "ActorDiedError" in text or "ActorUnavailableError" in text:
             return self.lost(cause)

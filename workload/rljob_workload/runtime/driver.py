@@ -63,7 +63,6 @@ class Driver:
         self._environment = load_environment(str(self._spec.environment.builtin), fixed_length=self._task.eos is None)
         self._actors: launch.Actors | None = None
         self._saves: Saves | None = None
-        self._watch: Watch | None = None
         self._version = 0
         self._newest: CheckpointInfo | None = None
         self._ticket = 0
@@ -87,8 +86,7 @@ class Driver:
         """Start, resume, train to the end."""
         try:
             self._start()
-            self._watch = Watch(self._calls().actors, self._progress)
-            with self._watch.looking():
+            with Watch(self._calls().actors, self._progress).looking():
                 finished = self._train_to_the_end()
             self._ready_saves().wait()
         except RayTaskError as err:
@@ -369,8 +367,6 @@ class Driver:
         info, clocks, totals = taken.info, self._record.clocks, self._record.totals
         line = metrics_line(step, self._attempt.number, clocks, info, results, counters["counts"], phases, totals)
         line |= {"starved_seconds": round(taken.wait_seconds, 5), "in_flight_cap": self._cap}
-        if self._watch is not None and self._watch.engines_built:
-            line["engine_constructions"] = self._watch.engines_built
         if validation_reward is not None:
             line["validation_reward"] = validation_reward
         self._record.write(line)

@@ -3,27 +3,42 @@
 `python -m rljob_workload.runtime.prestop` is the pods' preStop hook. Kubernetes ends a pod only after its hook, so a drain, a
 deletion and a suspension each leave a checkpoint. It never holds a pod longer than the save's budget, and a driver that is
 gone or has no endpoint is no reason to wait. Standard library only: it has to start at once while everything else is stopped.
+
+When a whole run is deleted, the head's Service may go before its pods, and its name with it. A worker therefore finds the head
+by the connection that Ray's node process keeps to it.
 """
 
 from __future__ import annotations
 
 import http
 import http.client
+import ipaddress
 import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rljob_api import names
 
 _CONNECT_SECONDS = 3.0
+_CONNECT_TRIES = 3
+_ESTABLISHED = "01"
 _PAUSE_SECONDS = 0.5
 
 
 class PrestopError(Exception):
     """The hook was started without what it needs; the message names the variable."""
+
+
+class _NoConnectionError(Exception):
+    """Nobody answers at the driver's address."""
+
+    def __init__(self, words: str, final: bool) -> None:
+        super().__init__(words)
+        self.final = final
+        """The host said so (refused, no such name, no route), where a timeout may be a busy one."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +62,44 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     return Settings(host, float(seconds), Path(token) if token else None)
 
 
+def connected_head(port: int = names.GCS_PORT, tables: Path = Path("/proc/net")) -> str:
+    """Address of the host that something in this pod has an open connection with, at Ray's port; empty where there is none."""
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (tables / table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            _, _, remote, state, *_ = line.split()
+            address, _, number = remote.partition(":")
+            if state == _ESTABLISHED and int(number, 16) == port:
+                return _address(address)
+    return ""
+
+
+def _address(text: str) -> str:
+    """An address of /proc/net: words of the machine's byte order."""
+    words = [int(text[start : start + 8], 16).to_bytes(4, sys.byteorder) for start in range(0, len(text), 8)]
+    address = ipaddress.ip_address(b"".join(words))
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
 def save(settings: Settings) -> str:
     """Ask until the save is written, refused, or the budget is over; the answer is one line for the log."""
+    if not settings.host.startswith("127."):
+        settings = replace(settings, host=connected_head() or settings.host)
     until = time.monotonic() + settings.seconds
-    last = "not asked"
+    last, unconnected = "not asked", 0
     while (left := until - time.monotonic()) > 0:
         try:
             status, body = _ask(settings, left)
-        except ConnectionRefusedError:
-            return "no driver: nothing to save"
+        except _NoConnectionError as error:
+            unconnected += 1
+            if error.final or unconnected == _CONNECT_TRIES:
+                return f"no driver: {error}"
         except (OSError, http.client.HTTPException) as error:
             last = f"{type(error).__name__}: {error}"
-            if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
-                return f"no driver: {last}"  # its name has no address, or no route: the head is gone
         else:
             if status != http.HTTPStatus.ACCEPTED:  # which says: not within the time that was asked for
                 return f"{'saved' if status == http.HTTPStatus.OK else 'nothing is saved'}: {status} {body[:200]}"
@@ -72,7 +112,10 @@ def _ask(settings: Settings, left: float) -> tuple[int, str]:
     connection = http.client.HTTPConnection(settings.host, settings.port, timeout=_CONNECT_SECONDS)
     headers = {} if settings.token_file is None else {"Authorization": f"Bearer {settings.token_file.read_text().strip()}"}
     try:
-        connection.connect()
+        try:
+            connection.connect()
+        except OSError as error:
+            raise _NoConnectionError(f"{type(error).__name__}: {error}", not isinstance(error, TimeoutError)) from error
         connection.sock.settimeout(left + _CONNECT_SECONDS)
         connection.request("POST", f"{names.CONTROL_SAVE_PATH}?wait={left:.1f}", headers=headers)
         answer = connection.getresponse()

@@ -8,7 +8,6 @@ imported in `setup`, in this process only.
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import os
@@ -102,8 +101,8 @@ class Rank:
         """Join the other ranks, build the policy and, once for the whole run, the engine."""
         self._activity = "Loading"
         began = time.monotonic()
+        from rljob_workload.megatron import device
         from rljob_workload.megatron.colocated import Colocated
-        from rljob_workload.megatron.device import RankBarrier
         from rljob_workload.megatron.engine import ResidentEngine
         from rljob_workload.megatron.policy import Policy, init_process_groups, quiet_megatron
         from rljob_workload.megatron.settings import engine_settings, model_settings
@@ -117,10 +116,10 @@ class Rank:
         task = load_builtin(str(self._spec.data.builtin))
         self._policy = Policy(settings)
         self._engine = ResidentEngine(self._policy, engine_settings(self._spec, task), task.tokenizer)
-        barrier = RankBarrier(float(self._spec.deadlines.handover_seconds))
+        barrier = device.RankBarrier(float(self._spec.deadlines.handover_seconds))
         parts = Colocated(self._policy, self._engine, barrier, offload=self._spec.generation.offload_training_buffers)
         self._handover = Handover(place.rank, parts)
-        _keep_out_of_collections()
+        device.settle()
         built = time.monotonic()
         log.info("rank %d of %d is ready: imports %.1f s, model and engine %.2f s", place.rank, place.world,
                  imported - began, built - imported)  # fmt: skip
@@ -282,16 +281,6 @@ class Rank:
         if self._handover is None:
             raise RuntimeError("setup() must come first")
         return self._handover
-
-
-def _keep_out_of_collections() -> None:
-    """What exists now (the modules, the model, the engine: a million objects) lives as long as the process.
-
-    A full garbage collection would walk it each time, for 0.3 s; in the cache modes Offload and Recompute Megatron asks for one
-    at every suspend.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def _engines_built() -> int:

@@ -1,0 +1,169 @@
+"""Worlds and their plans, side by side in golden/decisions.yaml; `RLJOB_GOLDEN=write` writes it anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob_api.preflight import PassedOver
+from rljob_api.progress import CheckpointInfo, Handover, OldestPrompt
+from rljob_operator.decide import decide
+from rljob_operator.plan import CreateCluster, CreatePreflight, Plan
+from rljob_operator.world import Driver, Refusal, SaveAnswer, Unreachable, World
+
+from .builders import (
+    FINISHED,
+    UNKNOWN,
+    apply,
+    before_cluster,
+    cluster,
+    counted,
+    failed,
+    found,
+    fresh,
+    job,
+    pod,
+    pods,
+    preflight,
+    report,
+    running,
+    spec,
+    stamp,
+    training,
+    world,
+)
+from .test_render import GOLDEN, golden
+
+SUSPENDED = spec(suspend=True)
+STUCK: dict[str, Any] = {
+    "oldest": [OldestPrompt(ordinal=17, age_seconds=312, tokens=40, answers=3)],
+    "handover": Handover(phase="Draining", seconds=61, absent_ranks=[3]),
+}
+STALLED = running(step=5, lastStepTime=stamp(60), startTime=stamp(0))
+SAVED = CheckpointInfo(step=50, path="runs/default/copy/step-000050-t000001")
+WAITING = pod(ready=False, trouble="ImagePullBackOff: not found")
+
+MOMENTS: dict[str, World] = {
+    # One life in the order in which it is lived.
+    "a new job": fresh(preflight_image="x"),
+    "its attempt is counted": before_cluster(0),
+    "the preflight waits for its node": before_cluster(pods=(preflight(trouble="Unschedulable: 0/3 nodes"),)),
+    "the volume is empty": before_cluster(pods=(preflight(found("Fresh")),)),
+    "pods start": world(clusters=(cluster(provisioned=None),), pods=(*pods()[:1], preflight(found("Fresh")))),
+    "pods are ready": world(driver=UNKNOWN),
+    "the driver loads": world(60, driver=Driver("RUNNING"), report=report(0), driver_seen=True),
+    "it trains": training(report=report(60, checkpoint=SAVED)),
+    "a worker's node is drained": training(pods=(pod(), pod("worker", deleting=True, disruption="EvictionByEvictionAPI"))),
+    "its pods end": world(60, failed(), clusters=(), pods=(pod("worker", deleting=True),)),
+    "it backs off": world(2, failed(), clusters=(), pods=()),
+    "the next attempt": world(60, failed(), clusters=(), pods=()),
+    "it resumes": before_cluster(status=counted(2), pods=(preflight(found(), 2),)),
+    "it is done": training(driver=Driver("SUCCEEDED", 0), report=report(350, finished=FINISHED)),
+    # What may go wrong.
+    "no claim": fresh(claim_exists=False),
+    "no volume": fresh(preflight_image="x", claim_wait="ProvisioningFailed: quota"),
+    "no KubeRay": fresh(kuberay_present=False),
+    "a quota refuses the preflight": before_cluster(
+        refusal=Refusal("403 Forbidden: exceeded quota", final=False, what="pod copy-1-preflight")
+    ),
+    "the newest checkpoint is damaged": before_cluster(
+        pods=(preflight(found(passed_over=[PassedOver(name="step-000150-t000001", why="weights/0: 10 bytes, not 20")])),)
+    ),
+    "all checkpoints are damaged": before_cluster(
+        pods=(preflight(found("Corrupt", passed_over=[PassedOver(name="step-000050-t000001", why="no MANIFEST.json")])),)
+    ),
+    "the checkpoint is of another model": before_cluster(
+        pods=(preflight(found("Incompatible", differs=["spec.model.shape.layers: checkpoint has 4, spec says 2"])),)
+    ),
+    "the run's checkpoint is gone": before_cluster(
+        status=counted(2, checkpoint={"step": 50, "path": SAVED.path}), pods=(preflight(found("Fresh"), 2),)
+    ),
+    "the preflight dies": before_cluster(pods=(preflight(ended=True, exit_code=1, message="no such module"),)),
+    "an image does not exist": world(601, clusters=(cluster(provisioned=None),), pods=(WAITING, pod("worker"))),
+    "the head is lost": training(pods=(pod("worker"),), warning="DeletedHeadPod: exit 137"),
+    "the head is killed for memory": training(
+        pods=(pod("worker"), pod(ended=True, end_reason="OOMKilled", last_words="OOMKilled, exit code 137"))
+    ),
+    "the dashboard does not answer": training(driver=Unreachable("timeout"), report=report(5), seconds=200),
+    "a rank is lost": training(driver=Driver("FAILED", 73, "rank 0 died")),
+    "the loss is infinite": training(driver=Driver("FAILED", 78, "loss is nan")),
+    "a checkpoint can't be loaded": world(
+        60,
+        driver=Driver("FAILED", 77, "0.distcp"),
+        driver_seen=True,
+        clusters=(cluster(preflight=found()),),
+    ),
+    "it stalls": training(400, job=job(STALLED), report=report(5, **STUCK)),
+    "it stalls and only a warning is wanted": training(
+        400, job=job(STALLED, spec(deadlines__onStall="Warn")), report=report(5, **STUCK)
+    ),
+    "no first step": training(9999, report=None),
+    "the whole run takes too long": training(
+        5000, job=job({**STALLED, "startTime": stamp(-5000)}, spec(deadlines__activeSeconds=9000))
+    ),
+    "restarts are used up": training(job=job(running(restartsSinceProgress=3)), driver=Driver("FAILED", 73, "x")),
+    "a rule says no": training(
+        job=job(running(), spec(failurePolicy={"rules": [{"name": "no", "action": "Fail", "onExitCodes": [73]}]})),
+        driver=Driver("FAILED", 73, "x"),
+    ),
+    # Suspension.
+    "suspend: a save is asked for": training(job=job(running(), SUSPENDED)),
+    "suspend: it is saved": training(
+        job=job(running(suspendTime=stamp(55)), SUSPENDED), save=SaveAnswer(accepted=True, saved=True, step=5)
+    ),
+    "suspend: pods end": world(
+        70,
+        job=job(running(suspendTime=stamp(55), attemptEndTime=stamp(60)), SUSPENDED),
+        clusters=(),
+        pods=(pod("worker", deleting=True),),
+    ),
+    "suspend: nothing is left": world(
+        90, job=job(running(suspendTime=stamp(55), attemptEndTime=stamp(60)), SUSPENDED), clusters=(), pods=()
+    ),
+    "suspend: taken back": world(
+        900, running(suspendTime=stamp(55), attemptEndTime=stamp(60), startTime=stamp(0)), clusters=(), pods=()
+    ),
+    # The end.
+    "a finished run's cluster is kept": training(
+        job=job(running(), spec(ttlSecondsAfterFinished=100)),
+        driver=Driver("SUCCEEDED", 0),
+        report=report(500, finished=FINISHED),
+    ),
+}
+
+
+QUIET = {"Valid", "NotSubmitted", "NotStarted", "NotChecked", "NotReported", "NotSuspended", "NotRestarting"}
+
+
+def told(moment: World) -> dict[str, Any]:
+    """What a plan comes to, for people: actions, events, conditions that say more than at the beginning, lasting fields."""
+    plan = decide(moment)
+    after = apply(plan, moment)
+    wire = after.to_wire()
+    lasting = ("attempt", "restarts", "restartsSinceProgress", "resume", "checkpoint", "unloadable", "finishTime")
+    failure = wire.get("lastFailure") if after.last_failure != moment.job.status.last_failure else None
+    return {
+        "actions": [_action(one) for one in plan.actions],
+        "conditions": {
+            one.type: f"{one.status} {one.reason}: {one.message}" for one in after.conditions if one.reason not in QUIET
+        },
+        "events": [f"{one.type} {one.reason}: {one.message}" for one in plan.events],
+        "status": {name: wire[name] for name in lasting if wire.get(name)} | ({"lastFailure": failure} if failure else {}),
+        "again": None if plan.requeue_after is None else round(plan.requeue_after, 1),
+    }
+
+
+def _action(action: Any) -> str:
+    if isinstance(action, CreateCluster | CreatePreflight):
+        return f"{type(action).__name__} {action.manifest['metadata']['name']}"
+    values = (getattr(action, name, "") for name in ("attempt", "name", "cluster"))
+    return " ".join([type(action).__name__, *(str(value) for value in values if value)])
+
+
+def test_each_moment_has_its_golden_plan() -> None:
+    golden(GOLDEN / "decisions.yaml", {name: told(moment) for name, moment in MOMENTS.items()})
+
+
+def test_each_plan_is_repeatable_and_settles() -> None:
+    for name, moment in MOMENTS.items():
+        assert decide(moment) == decide(moment), name
+    assert isinstance(decide(MOMENTS["a new job"]), Plan)
