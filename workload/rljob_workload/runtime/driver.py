@@ -235,7 +235,7 @@ class Driver:
 
     def _train(self, step: int, batch: Any, *, wake: bool) -> list[RankStep]:
         self._progress.update(phase="Training")
-        results: list[RankStep] = self._calls().ranks("train", self._stall, ExitCode.HANDOVER_TIMEOUT, batch, wake)
+        results: list[RankStep] = self._calls().ranks("train", self._stall, ExitCode.HUNG, batch, wake)
         self._version = step
         self._control.stepped(step)
         self._ready_saves().stepped(max(result.stats.grad_norm for result in results))
