@@ -67,7 +67,9 @@ test-slow: install ## The long forms: parity with the API server (cluster up), f
 	RLJOB_LAYOUT_CYCLES=200 $(PY) -m pytest -q tests/workload/test_layouts.py -k hand_over
 	$(PY) -W ignore -m dev.oracle --seed $(SEED) -n 5000
 
-.PHONY: bench-train bench-train-page bench-operator
+.PHONY: bench-train bench-train-page bench-operator bench-handover
+bench-handover: install ## 1,000 hand-overs in each cache mode with answers in flight: processor time, memory
+	@$(PY) -W ignore -m benchmarks.handover
 bench-train: install ## The trainer against its parts, against TRL, async against sync, saves (10 minutes)
 	@$(PY) -m benchmarks.train
 bench-train-page: install ## The same, written into docs/trainer.md too
