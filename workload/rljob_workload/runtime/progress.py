@@ -128,7 +128,7 @@ def _handler(progress: Progress, control: Control, access: Access) -> type[BaseH
                 return
             self.rfile.read(int(length))
             url = urlsplit(self.path)
-            token = self.headers.get("Authorization") or self.headers.get(names.HEADER_PROXIED_TOKEN, "")
+            token = self.headers.get("Authorization", "") or self.headers.get(names.HEADER_PROXIED_TOKEN, "")
             refused = access.refusal(token) if url.path in _CONTROL else None
             self._answer(refused or control.answer(url.path, url.query))
 
