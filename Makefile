@@ -67,7 +67,9 @@ test-slow: install ## The long forms: parity with the API server (cluster up), f
 	RLJOB_LAYOUT_CYCLES=200 $(PY) -m pytest -q tests/workload/test_layouts.py -k hand_over
 	$(PY) -W ignore -m dev.oracle --seed $(SEED) -n 5000
 
-.PHONY: bench-train bench-train-page bench-operator
+.PHONY: bench-train bench-train-page bench-operator bench-handover
+bench-handover: install ## 1,000 hand-overs in each cache mode with answers in flight: processor time, memory
+	@$(PY) -W ignore -m benchmarks.handover
 bench-train: install ## The trainer against its parts, against TRL, async against sync, saves (10 minutes)
 	@$(PY) -m benchmarks.train
 bench-train-page: install ## The same, written into docs/trainer.md too
@@ -80,3 +82,11 @@ proof-sim: install ## 10,000 simulated schedules, the mutants and the rivals: no
 	@$(PY) -m rljob_workload.core.simulation.proof
 bench-ledger: install ## Cost of the prompt ledger: time, memory, saved size
 	@$(PY) -m benchmarks.ledger
+
+.PHONY: proof proof-slow bench-checkpoint
+proof: install ## Kill the real trainer 24 times in 2,000 steps of SEED; audit it; writes docs/proof and the README's figures
+	@$(PY) -m dev.proof --seed $(SEED)
+proof-slow: install ## 200 SIGKILLs in short runs (build/proof-slow.json)
+	@$(PY) -m dev.proof --slow --seed $(SEED)
+bench-checkpoint: install ## Saves and loads at 0.1 M, 10 M and 135 M parameters beside torch.save
+	@$(PY) -m benchmarks.checkpoint

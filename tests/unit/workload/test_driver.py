@@ -19,8 +19,13 @@ from rljob_api.progress import Finished
 from rljob_workload.algorithm.batch import TrainStats
 from rljob_workload.core.due import Cause
 from rljob_workload.core.groups import StepInfo
+from rljob_workload.core.handover import Passage
+from rljob_workload.core.ledger import Ledger
+from rljob_workload.core.ledger_file import ledger_to_json
 from rljob_workload.core.rollouts import RestoreReport
+from rljob_workload.core.weight_digest import Staged, WeightDigest
 from rljob_workload.runtime import driver as driver_module
+from rljob_workload.runtime import saves as saves_module
 from rljob_workload.runtime.calls import Calls
 from rljob_workload.runtime.collector import Taken
 from rljob_workload.runtime.control import Control
@@ -35,7 +40,8 @@ from .test_beginnings import attempt_in
 from .test_driver_surroundings import report
 
 STEPS = 6
-STEP = RankStep(TrainStats(0.0, 0.0, 0.0, 0.0, 0.0, speaks=True), 0.0, 0.0)
+PASSAGE = Passage("Train", 0.0, 0.0, {})
+STEP = RankStep(TrainStats(0.0, 0.0, 0.0, 0.0, 0.0, speaks=True), 0.0, PASSAGE, PASSAGE)
 
 
 class World:
@@ -52,14 +58,15 @@ class World:
         self.progress = Progress(report())
         self.directory = directory
         monkeypatch.setattr(driver_module.launch, "launch", lambda *_, **__: self.actors())
-        monkeypatch.setattr(driver_module, "Watch", lambda *_: SimpleNamespace(looking=threading.Lock, engines_built=1))
+        monkeypatch.setattr(driver_module, "Watch", lambda *_: SimpleNamespace(looking=threading.Lock))
+        monkeypatch.setattr(saves_module, "_in_background", lambda *_: [])
         monkeypatch.setattr(Calls, "get", lambda _, refs, *__: refs)
         monkeypatch.setattr(Calls, "ranks", lambda _, method, seconds, code, *arguments: self.ranks(method, *arguments))
         grpo = {"algorithm__grpo__steps": STEPS, "validation": None}
         self.driver = Driver(attempt_in(directory, **(grpo | changes)), self.progress, self.stop, self.control, spread=False)
 
     def actors(self) -> Any:
-        rank = SimpleNamespace(address=self.method("address"), setup=self.method("setup"))
+        rank = SimpleNamespace(**{name: self.method(name) for name in ("address", "setup", "written", "finish_save")})
         names = ("start", "status", "commit", "resume", "snapshot", "interrupt", "restore")
         methods = {name: self.method(name, getattr(self, name, lambda *_: None)) for name in names}
         take = SimpleNamespace(options=lambda num_returns: SimpleNamespace(remote=self.take))
@@ -79,7 +86,7 @@ class World:
 
     def ranks(self, method: str, *arguments: Any) -> Any:
         self.say(method + {True: " and wake", False: ""}[method == "train" and arguments[1]])
-        return [STEP]
+        return [{"save": Staged(WeightDigest(), 0), "load": WeightDigest(), "train": STEP}.get(method, PASSAGE)]
 
     def take(self, step: int) -> tuple[Any, Any]:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -104,7 +111,7 @@ class World:
         return {"counts": counts, "skipped_names": {}, "cap": cap}
 
     def snapshot(self) -> Any:
-        return {"ledger": "of this moment"}
+        return {"ledger": ledger_to_json(Ledger())}
 
     def restore(self, *_: Any) -> RestoreReport:
         return RestoreReport(self.trained, 0, [])
@@ -156,7 +163,7 @@ def test_a_save_that_is_asked_for_while_groups_are_missing_does_not_wait_for_the
     assert isinstance(world.run(), Finished)
     at = world.trace.index("take 3")
     assert world.trace[at : at + 8] == ["take 3", "interrupt 3", "sleep", *SAVE, "wake", "resume 2", "take 3"]
-    assert world.saved() == ["step-000002-t000002", "step-000006-t000002"]
+    assert world.saved() == ["step-000002-t000001", "step-000006-t000001"]
 
 
 def test_a_save_that_is_asked_for_in_the_middle_of_training_is_made_before_the_next_step(make: Any) -> None:
@@ -180,7 +187,7 @@ def test_sigterm_saves_the_steps_that_are_done_and_ends_without_another(make: An
     world.hold = {3}
     world.during[moment] = world.sigterm
     assert end_of(world) == (ExitCode.STOPPED, "stopped by SIGTERM after step 2, which was saved")
-    assert world.saved() == ["step-000002-t000002"]
+    assert world.saved() == ["step-000002-t000001"]
     assert world.trace[-3:] == ["sleep", *SAVE]
     assert "train" not in world.trace[world.trace.index("commit 2") :]
 
@@ -217,7 +224,7 @@ def test_seconds_since_the_last_save_make_one_due(make: Any, monkeypatch: pytest
 
     world.during["commit 1"] = later
     assert isinstance(world.run(), Finished)
-    assert world.saved() == ["step-000002-t000002", "step-000006-t000002"]
+    assert world.saved() == ["step-000002-t000001", "step-000006-t000001"]
 
 
 def test_the_run_ends_with_a_save_before_its_deadline(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +245,7 @@ def test_the_run_ends_with_a_save_before_its_deadline(make: Any, monkeypatch: py
         ExitCode.DEADLINE,
         "deadlines.activeSeconds (700) leaves no time for another step after step 4, which was saved",
     )
-    assert world.saved() == ["step-000004-t000002"]
+    assert world.saved() == ["step-000004-t000001"]
     assert world.trace[-4:] == ["train", "commit 4", *SAVE]
     assert world.driver._due.urgent() in (None, Cause.DEADLINE)
 
@@ -251,7 +258,7 @@ def test_counters_go_on_over_steps_and_are_in_the_checkpoint(make: Any) -> None:
     assert [line["consumed_samples"] for line in lines] == [8, 16, 24, 32, 40, 48]
     assert [line["consumed_tokens"] for line in lines] == [24, 48, 72, 96, 120, 144]
     assert [line["totals"]["starved_seconds"] for line in lines] == [0.25, 0.5, 0.75, 1.0, 1.25, 1.5]
-    assert {line["engine_constructions"] for line in lines} == {1}
+    assert {line["engine/constructions"] for line in lines} == {1}
     again = make(algorithm__grpo__steps=7)
     again.trained = 48
     assert isinstance(again.run(), Finished)

@@ -123,7 +123,7 @@ class Policy:
             forward_only=False,
         )
         _, grad_norm, _ = self.optimizer.step()
-        stats = self._stats(parts, float(grad_norm))
+        stats = self._stats(parts, float(grad_norm), any(row.current for row in rows))
         self.version += 1
         return stats
 
@@ -191,7 +191,9 @@ class Policy:
 
             def loss_of(logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
                 settings = self.settings.loss
-                terms = grpo_terms(logits, part.tokens[:, 1:], part.behaviour, part.mask, part.advantages, settings)
+                terms = grpo_terms(
+                    logits, part.tokens[:, 1:], part.behaviour, part.mask, part.advantages, settings, current=part.current
+                )
                 total = terms.total(settings)
                 # Megatron divides the returned loss in place: report a copy.
                 return total * scale, {
@@ -199,23 +201,28 @@ class Policy:
                     "entropy": terms.entropy.detach(),
                     "clipped": terms.clipped,
                     "largest": terms.largest_logprob_change,
+                    "error": terms.largest_logprob_error,
                 }
 
             return logits, loss_of
 
         return forward_step
 
-    def _stats(self, parts: list[dict[str, Tensor]], grad_norm: float) -> TrainStats:
+    def _stats(self, parts: list[dict[str, Tensor]], grad_norm: float, any_current: bool) -> TrainStats:
         def total(key: str) -> float:
             return float(sum(float(part[key]) for part in parts))
+
+        def largest(key: str) -> float:
+            return max((float(part[key]) for part in parts), default=0.0)
 
         stats = TrainStats(
             loss=total("loss"),
             entropy=total("entropy"),
             clipped=total("clipped"),
-            largest_logprob_change=max((float(part["largest"]) for part in parts), default=0.0),
+            largest_logprob_change=largest("largest"),
             grad_norm=grad_norm,
             speaks=self.speaks,
+            gen_logprob_error=largest("error") if any_current and parts else None,
         )
         if not all(map(_finite, (stats.loss, stats.grad_norm))):
             raise NonFiniteError(
@@ -235,12 +242,13 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
-    """Rows as padded tensors: tokens [B, T], behaviour log-probs and mask [B, T-1], advantages [B]."""
+    """Rows as padded tensors: tokens [B, T], behaviour log-probs and mask [B, T-1], advantages and current [B]."""
 
     tokens: Tensor
     behaviour: Tensor
     mask: Tensor
     advantages: Tensor
+    current: Tensor
 
     @classmethod
     def of(cls, rows: Sequence[TrainRow], length: int, where: torch.device) -> _Tensors:
@@ -256,6 +264,7 @@ class _Tensors:
             behaviour=torch.tensor(behaviour, device=where),
             mask=torch.tensor(mask, device=where),
             advantages=torch.tensor([row.advantage for row in rows], device=where),
+            current=torch.tensor([float(row.current) for row in rows], device=where),
         )
 
     @property
@@ -272,7 +281,7 @@ class _Tensors:
 
     def slice(self, start: int, stop: int) -> _Tensors:
         part = slice(start, stop)
-        return _Tensors(self.tokens[part], self.behaviour[part], self.mask[part], self.advantages[part])
+        return _Tensors(self.tokens[part], self.behaviour[part], self.mask[part], self.advantages[part], self.current[part])
 
 
 def _finite(value: float) -> bool:
