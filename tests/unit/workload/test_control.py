@@ -40,9 +40,11 @@ class World:
     def serve(self, access: Access) -> None:
         self.server = ProgressServer(Progress(report()), self.control, access, "127.0.0.1", 0)
 
-    def post(self, path: str, token: str | None = TOKEN, body: bytes = b"", method: str = "POST") -> tuple[int, Any]:
+    def post(
+        self, path: str, token: str | None = TOKEN, body: bytes = b"", method: str = "POST", header: str = "Authorization"
+    ) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=10)
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        headers = {} if token is None else {header: f"Bearer {token}"}
         try:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
@@ -52,8 +54,9 @@ class World:
 
     def save(self, step: int) -> None:
         """What the driver does when it has saved."""
-        self.due.saved(0.1)
-        self.control.saved(CheckpointInfo(step=step, path=f"runs/d/n/step-{step:06d}-t000001"))
+        self.due.begun()
+        ticket = self.control.saving()
+        self.control.saved(CheckpointInfo(step=step, path=f"runs/d/n/step-{step:06d}-t000001"), ticket)
 
 
 @pytest.fixture
@@ -79,6 +82,12 @@ def test_only_the_runs_token_opens_the_endpoints(world: World, path: str) -> Non
     assert "cannot be read" in world.post(path)[1]["error"]
     assert world.due.urgent() is None
     assert not world.stop.asked
+
+
+def test_through_the_api_servers_proxy_the_token_comes_in_another_header(world: World) -> None:
+    world.control.attach(world.due, 0, None)
+    assert world.post(names.CONTROL_SAVE_PATH, token="wrong", header=names.HEADER_PROXIED_TOKEN)[0] == 403
+    assert world.post(names.CONTROL_SAVE_PATH, header=names.HEADER_PROXIED_TOKEN)[0] == 202
 
 
 def test_a_replaced_token_counts_from_the_next_request_on(world: World) -> None:
@@ -117,6 +126,27 @@ def test_a_save_that_is_waited_for_names_the_checkpoint(world: World) -> None:
     thread.join()
     assert (status, said["accepted"], said["step"]) == (200, True, 8)
     assert said["checkpoint"] == {"step": 8, "path": "runs/d/n/step-000008-t000001"}
+    assert world.due.urgent() is None
+
+
+def test_a_save_that_was_asked_for_after_another_one_had_begun_waits_for_its_own(world: World) -> None:
+    """The first one's copies are older than the wish, however late its files are written."""
+    world.control.attach(world.due, 7, None)
+    world.due.begun()
+    earlier = world.control.saving()
+
+    def driver() -> None:
+        world.control.events.get(timeout=5)
+        world.control.saved(CheckpointInfo(step=7, path="runs/d/n/step-000007-t000001"), earlier)
+        world.due.took(0.1)
+        assert world.due.urgent() is Cause.REQUEST
+        world.save(9)
+
+    thread = threading.Thread(target=driver)
+    thread.start()
+    _, said = world.post(names.CONTROL_SAVE_PATH + "?wait=30")
+    thread.join()
+    assert said["checkpoint"]["step"] == 9
     assert world.due.urgent() is None
 
 
