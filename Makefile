@@ -60,11 +60,12 @@ SEED ?= 1
 N ?= 2000
 oracle: install ## Ask the real Megatron and our rules about N random layouts of SEED (build/oracle.json)
 	@$(PY) -W ignore -m dev.oracle --seed $(SEED) -n $(N)
-test-slow: install ## The long forms: parity with the API server (cluster up), fuzz, oracle
+test-slow: install ## The long forms: parity with the API server (cluster up), fuzz, hand-overs of all layouts, oracle
 	@eval "$$(dev/cluster.sh env)"
 	RLJOB_CRASHES=all $(PY) -m pytest -q -s tests/apiserver/test_crash_matrix.py
 	RLJOB_PARITY_SPECS=5000 $(PY) -m pytest -q tests/apiserver/test_cel_parity.py
 	RLJOB_FUZZ=100000 $(PY) -m pytest -q tests/unit/fuzz
+	RLJOB_LAYOUT_CYCLES=200 $(PY) -m pytest -q tests/workload/test_layouts.py -k hand_over
 	$(PY) -W ignore -m dev.oracle --seed $(SEED) -n 5000
 
 .PHONY: faults proof-kubernetes
@@ -75,7 +76,13 @@ proof-kubernetes: install ## Kill head, worker and driver of a run on the cluste
 
 .PHONY: bench-train bench-operator
 bench-train: install ## Steps/s, samples/s and the share of each phase, under rljob local
+.PHONY: bench-train bench-train-page bench-operator bench-handover
+bench-handover: install ## 1,000 hand-overs in each cache mode with answers in flight: processor time, memory
+	@$(PY) -W ignore -m benchmarks.handover
+bench-train: install ## The trainer against its parts, against TRL, async against sync, saves (10 minutes)
 	@$(PY) -m benchmarks.train
+bench-train-page: install ## The same, written into docs/trainer.md too
+	@$(PY) -m benchmarks.train --page
 bench-operator: install ## RSS and start-up time of the operator
 	@$(PY) -m benchmarks.operator_process
 

@@ -1,102 +1,100 @@
-"""How fast the trainer is under `rljob local`: steps/s, samples/s, and where a step's time goes.
+"""`make bench-train`: the trainer's speed, in four parts; about ten minutes, one torch thread per process.
 
-    .venv/bin/python -m benchmarks.train [--job examples/copy.yaml] [--out build/bench/train.json]
+    python -m benchmarks.train [--only a b c d] [--page]
 
-Runs the job to its end in a fresh directory, reads its metrics.jsonl and prints a table. The first steps are left out of
-the rates (imports, allocations); the time to the target counts everything from the first prompt on.
+a  what the stack costs over its two working parts, the engine and the train step
+b  TRL's GRPOTrainer at the same model size, batch and task
+c  async against sync of the same code on answers of very uneven length
+d  how long a save and a hand-over stop the engines
+
+Writes build/bench/train.json and prints its table; `--page` writes the table into docs/trainer.md too. Each part runs in
+processes of its own. A part that cannot be measured ends the bench with exit status 1.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
+import platform
 import sys
-import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-WARM_UP = 10
-#: Phases of metrics.jsonl in the order of a step.
-PHASES = ("generate", "train", "handover", "commit", "save", "validate")
+from benchmarks import rival, saves, stack
+from benchmarks.results import ROOT, BenchError, Row, child, python, table, write
+from benchmarks.uneven import CONTEXT, MEDIAN, P99_OVER_MEDIAN, PROMPTS, SLOTS, STEPS_PER_ROUND
+
+PAGE = ROOT / "docs" / "trainer.md"
+BEGIN, END = "<!-- speed: written by `make bench-train-page` -->", "<!-- end of speed -->"
+ROUNDS = 6
 
 
-def main() -> int:
-    """Run the job and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--job", type=Path, default=ROOT / "examples" / "copy.yaml")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench" / "train.json")
-    parser.add_argument("--set", metavar="spec.path=value", action="append", default=[], help="as in `rljob local`")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="rljob-bench-") as directory:
-        wall = run(options.job, Path(directory), options.set)
-        lines = [json.loads(text) for text in (Path(directory) / "metrics.jsonl").read_text().splitlines()]
-        report = json.loads((Path(directory) / "progress.json").read_text())
-    rows = measures(lines, report, wall)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(rows, indent=2) + "\n")
-    for row in rows:
-        print(f"{row['measure']:28} {row['ours']:>10} {row['unit']:12} {row['note']}")
-    print(f"written to {options.out}")
-    return 0
-
-
-def run(job: Path, directory: Path, changes: list[str]) -> float:
-    """The job under `rljob local`; returns its wall-clock seconds."""
-    command = [sys.executable, "-m", "rljob_cli.main", "local", str(job), "--dir", str(directory), "--quiet"]
-    command += [part for change in changes for part in ("--set", change)]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    began = time.monotonic()
-    subprocess.run(command, check=True, env=environment)
-    return time.monotonic() - began
-
-
-def measures(lines: list[dict[str, Any]], report: dict[str, Any], wall: float) -> list[dict[str, Any]]:
-    """The rows of train.json."""
-    warm = lines[WARM_UP:]
-    busy = {phase: sum(line["seconds"].get(phase, 0.0) for line in warm) for phase in PHASES}
-    step_seconds = sum(busy[phase] for phase in ("generate", "train", "handover", "commit"))
-    elapsed = warm[-1]["elapsed_seconds"] - lines[WARM_UP - 1]["elapsed_seconds"]
-    samples = sum(line["samples"] for line in warm)
-    finished = report["finished"]
-    first = lines[0]
-    rows = [
-        row("steps per second", "steps/s", len(warm) / elapsed, "higher", "with saves and validations"),
-        row("steps per second, bare", "steps/s", len(warm) / step_seconds, "higher", "without saves and validations"),
-        row("samples per second", "samples/s", samples / elapsed, "higher", "with saves and validations"),
-        row("time to the end", "s", lines[-1]["elapsed_seconds"], "lower", f"step {len(lines)}, {finished['message']}"),
-        row("start", "s", wall - lines[-1]["elapsed_seconds"], "lower", "Ray, imports, model; and shutdown"),
-        row("first step", "s", first["elapsed_seconds"], "lower", "first use of every code path"),
-    ]
-    for phase in PHASES:
-        rows.append(row(f"share of {phase}", "%", 100 * busy[phase] / elapsed, "lower", per_step(warm, phase)))
-    rest = elapsed - sum(busy.values())
-    rows.append(row("share of the rest", "%", 100 * rest / elapsed, "lower", "metrics, progress, logs"))
+def uneven_rows() -> list[Row]:
+    """Part (c)."""
+    found = child("async against sync", python("benchmarks.uneven", "--rounds", str(ROUNDS)), 420)
+    arms, facts = found["arms"], found["lengths"]
+    sync = arms["0"]
+    same = (
+        f"log-normal lengths, median {MEDIAN}, p99 {P99_OVER_MEDIAN} times that "
+        f"(drawn: {facts['median']:g}, {facts['p99']:g}), "
+        f"context {CONTEXT}, {PROMPTS} prompts a step, {SLOTS} engine slots, {ROUNDS * STEPS_PER_ROUND} steps each, in turns"
+    )
+    rows: list[Row] = []
+    for age in ("1", "2"):
+        arm = arms[age]
+        for kind, unit in (("wall", "samples/s"), ("cpu", "samples/CPU s")):
+            rate, base = (side["samples"] / side[kind] for side in (arm, sync))
+            rows.append(Row(f"async, age {age}: {unit}", unit, rate, base, "higher", f"peer: sync; limit 1.5 times; {same}"))
+        steps = ROUNDS * STEPS_PER_ROUND
+        rows.append(
+            Row(f"async, age {age}: engine iterations", "per step", arm["iterations"] / steps, sync["iterations"] / steps,
+                "lower", f"peer: sync; oldest answer trained {arm['oldest_age']:g} versions after its first token")
+        )  # fmt: skip
     return rows
 
 
-def per_step(lines: list[dict[str, Any]], phase: str) -> str:
-    """The median of a phase over the steps that have it."""
-    seconds = sorted(line["seconds"][phase] for line in lines if phase in line["seconds"])
-    if not seconds:
-        return "never"
-    return f"median {1000 * seconds[len(seconds) // 2]:.1f} ms over {len(seconds)} steps"
+PARTS: dict[str, Callable[[], list[Row]]] = {"a": stack.rows, "b": rival.rows, "c": uneven_rows, "d": saves.rows}
 
 
-def row(measure: str, unit: str, ours: float, better: str, note: str) -> dict[str, Any]:
-    """One row of the common form of all benchmarks."""
-    return {
-        "measure": measure,
-        "unit": unit,
-        "ours": round(ours, 2),
-        "peer": None,
-        "ratio": None,
-        "better": better,
-        "note": note,
-    }
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=sorted(PARTS), default=sorted(PARTS), help="these parts only")
+    parser.add_argument("--page", action="store_true", help="write the table into docs/trainer.md")
+    options = parser.parse_args()
+    rows: list[Row] = []
+    try:
+        for part in options.only:
+            print(f"part {part} ...", file=sys.stderr, flush=True)
+            rows += PARTS[part]()
+    except BenchError as err:
+        print(f"bench-train: {err}", file=sys.stderr)
+        return 1
+    print(table(rows))
+    print(f"written to {write('train', rows).relative_to(ROOT)}")
+    if options.page:
+        write_page(PAGE, rows)
+    return 0
+
+
+def write_page(path: Path, rows: list[Row]) -> None:
+    """Replace the page's generated block."""
+    text = path.read_text()
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise BenchError(f"{path} has no block between {BEGIN!r} and {END!r}")
+    path.write_text(before + BEGIN + "\n" + _markdown([row.as_json() for row in rows]) + END + after)
+
+
+def _markdown(rows: list[dict[str, Any]]) -> str:
+    where = f"{os.cpu_count()} CPUs, Python {platform.python_version()}"
+    lines = [f"Measured on a machine with {where}.", "", "| measure | ours | peer | ratio | note |", "|---|---|---|---|---|"]
+    for row in rows:
+        peer, ratio = ("" if row[name] is None else f"{row[name]:g}" for name in ("peer", "ratio"))
+        lines.append(f"| {row['measure']} | {row['ours']:g} {row['unit']} | {peer} | {ratio} | {row['note']} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

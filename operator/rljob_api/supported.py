@@ -16,18 +16,22 @@ from .spec import RLJobSpec
 HONOURED = frozenset(
     f"spec.{path}"
     for path in (
-        *(f"trainer.{name}" for name in ("image", "gpuMemory", "seed", "template")),
+        *(f"trainer.{name}" for name in ("image", "gpuMemory", "nodes", "ranksPerNode", "seed", "template")),
         *(f"trainer.{pod}resources.{what}" for pod in ("", "head.") for what in ("cpu", "memory")),
         "model.preset",
         *(
             f"model.shape.{name}"
             for name in ("layers", "hiddenSize", "attentionHeads", "queryGroups", "ffnHiddenSize", "vocabSize")
         ),
+        *(f"model.shape.{name}" for name in ("experts", "topK", "hybridPattern")),
+        *(f"parallelism.{name}" for name in ("tensor", "pipeline", "expert", "expertTensor", "sequence")),
         *(f"generation.parallelism.{name}" for name in ("tensor", "pipeline", "context", "expert", "expertTensor")),
         *(f"generation.{name}" for name in ("maxNewTokens", "maxSequenceLength", "maxRequests", "temperature")),
         "generation.answerTimeoutSeconds",
         "generation.maxInFlightPrompts",
         "generation.kvCache.size",
+        "generation.kvCache.mode",
+        "generation.offloadTrainingBuffers",
         "data.builtin",
         "data.seed",
         "data.shuffle",
@@ -81,25 +85,13 @@ def _spell(value: object) -> str:
 PARTLY: dict[str, Partly] = {
     f"spec.{path}": row
     for path, row in {
-        "trainer.nodes": _only(1),
         "trainer.gpusPerNode": _only(0),
-        "trainer.ranksPerNode": _only(1),
         "model.huggingFace.path": _only(None),
-        "model.shape.experts": _only(None),
-        "model.shape.topK": _only(None),
-        "model.shape.hybridPattern": _only(None),
         "model.dtype": _only("float32"),
         "model.transformer": _only("Local"),
         "model.allowInferenceOptimizedTraining": _only(False),
-        "parallelism.tensor": _only(1),
-        "parallelism.pipeline": _only(1),
         "parallelism.virtualPipeline": _only(1),
         "parallelism.context": _only(1),
-        "parallelism.expert": _only(1),
-        "parallelism.expertTensor": _only(None, 1),
-        "parallelism.sequence": _only(False),
-        "generation.kvCache.mode": _only("Persist"),
-        "generation.offloadTrainingBuffers": _only(False),
         "generation.inferenceOptimized": _only(False),
         "generation.server.enabled": _only(False),
         "generation.server.port": _only(0),

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rljob_api import names
-from rljob_api.reasons import ConditionType
+from rljob_api.reasons import STATE_BLOCKED, STATE_PENDING, ConditionType
 
 from .errors import UserError
 
@@ -118,6 +118,8 @@ def state(job: dict[str, Any]) -> str:
     reason = str(summary.get("reason", "Waiting"))
     if reason == "Running":
         return f"{reason} ({condition(job, ConditionType.PROGRESSING).get('message', '')})"
+    if reason in (STATE_PENDING.name, STATE_BLOCKED.name):
+        return f"{reason} ({summary.get('message', '')})"
     return reason
 
 

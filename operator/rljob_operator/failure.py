@@ -111,7 +111,8 @@ def _driver_ended(world: World) -> Failure | None:
             )
             ended = "the driver ended" if code is None else f"the driver ended with exit code {describe_code(code)}"
             detail = ended + (f": {told}" if told else "")
-            return Failure("DriverFailed", detail, code, logs=quote(message))
+            reason = "ActiveDeadlineExceeded" if code == ExitCode.DEADLINE else "DriverFailed"
+            return Failure(reason, detail, code, final=code == ExitCode.DEADLINE, logs=quote(message))
         case Driver(status="SUCCEEDED", message=message):
             return _ended_too_early(world, message)
         case Driver(status="STOPPED"):

@@ -14,9 +14,12 @@ import yaml
 from rljob_api.manifest import judge
 from rljob_api.spec import RLJobSpec
 from rljob_workload.algorithm.batch import Answer, TrainBatch, TrainStats
+from rljob_workload.core.handover import Handover
 from rljob_workload.core.rollouts import Rollouts, StepInfo
 from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.environments import load_environment
+from rljob_workload.megatron.colocated import Colocated
+from rljob_workload.megatron.device import RankBarrier
 from rljob_workload.megatron.engine import ResidentEngine
 from rljob_workload.megatron.policy import (
     Policy,
@@ -81,7 +84,7 @@ class Loop:
         engine = ResidentEngine(policy, engine_settings(spec, task), task.tokenizer)
         return cls(spec, task, policy, engine, build_rollouts(spec, task))
 
-    def step(self) -> None:
+    def step(self, handover: Handover | None = None) -> None:
         """Generate until a batch is there, train it, go on."""
         version = self.policy.version
         while True:
@@ -91,10 +94,12 @@ class Loop:
                 break
             self.accept(self.engine.step())
         batch, info = taken
-        self.engine.suspend()
-        self.stats.append(self.train(batch))
+        if handover is None:
+            handover = Handover(0, Colocated(self.policy, self.engine, RankBarrier(10), offload=False))
+        handover.to_train()
+        self.stats.append(self.policy.train_step(batch.rows, longest=batch.longest, answer_tokens=batch.answer_tokens))
+        handover.to_decode()
         self.rollouts.commit(batch.step, batch.ordinals)
-        self.engine.resume(self.policy.version)
         self.infos.append(info)
         self.batches.append(batch)
 

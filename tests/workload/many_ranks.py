@@ -6,7 +6,6 @@ The processes import Megatron once and then play one layout after the other.
 from __future__ import annotations
 
 import contextlib
-import gc
 import multiprocessing
 import socket
 import traceback
@@ -62,7 +61,6 @@ def _tear_down() -> None:
 
     destroy_process_groups()
     InferenceMode.unset_active()
-    gc.collect()
 
 
 class ManyRanks:
@@ -164,10 +162,10 @@ class Trainer:
         self.batches.append(batch)
         return stats
 
-    def generate(self, iterations: int) -> int:
-        """One decode slice on every rank. Returns the answers that are still in flight."""
+    def generate(self, iterations: int, *, fresh: bool = True) -> int:
+        """One decode slice on every rank, with `fresh` prompts too. Returns the answers that are still in flight."""
         sets = layout_of(self.spec).replicas()
-        requests = self.rollouts.dispatch(self.version, 0.0)
+        requests = self.rollouts.dispatch(self.version, 0.0) if fresh else []
         arguments: list[tuple[Any, ...]] = [()] * self.ranks.world
         for index, members in enumerate(sets):
             for rank in members:

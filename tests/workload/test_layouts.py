@@ -47,6 +47,12 @@ class Case:
         sizes = [f"{name}{size}" for name, size in self.sizes.items()]
         return "-".join([self.model, f"{self.nodes}x{self.ranks // self.nodes}", *sizes])
 
+    @property
+    def row(self) -> str:
+        """The line of the table in docs/layouts.md."""
+        sizes = [name if size is True else f"{name} {size}" for name, size in self.sizes.items()]
+        return f"| {self.model} | {self.nodes} x {self.ranks // self.nodes} | {', '.join(sizes) or 'data only'} |"
+
 
 CASES = (
     Case(DENSE, 2, {"tensor": 2}),
@@ -73,7 +79,7 @@ def spec_of(model: str, ranks: int = 1, sizes: dict[str, Any] | None = None, nod
     raw["trainer"] |= {"nodes": nodes, "ranksPerNode": ranks // nodes}
     raw["model"]["shape"] |= SHAPES[model]
     raw["parallelism"] = sizes or {}
-    raw["algorithm"]["grpo"] |= {"promptsPerStep": 4, "microBatchSize": 4, "generationsPerPrompt": 4}
+    raw["algorithm"]["grpo"] |= {"promptsPerStep": 4, "microBatchSize": 8, "generationsPerPrompt": 4}
     raw["generation"]["maxInFlightPrompts"] = 4
     for name, value in changes.items():
         target = raw["algorithm"]["grpo"] if name in raw["algorithm"]["grpo"] else raw["generation"]
@@ -153,22 +159,46 @@ def test_layouts_compute_what_one_rank_computes(
         assert (stats.loss, stats.grad_norm) == pytest.approx(one.losses[-1], rel=1e-5, abs=1e-7)
 
 
+def test_layouts_resume_from_one_another(
+    worlds: Callable[[int], ManyRanks], references: Callable[[str], Reference], tmp_path: Path
+) -> None:
+    """Tensor, pipeline, data: each goes on from the checkpoint of the one before, and all as one rank did."""
+    one = references(DENSE)
+    newest = one.checkpoint
+    for case in [case for case in CASES if case.model == DENSE and case.ranks == 2]:
+        with Trainer.of(spec_of(case.model, case.ranks, case.sizes, case.nodes), worlds(2), tmp_path) as many:
+            many.load(newest, STEPS - 1)
+            newest = tmp_path / case.name
+            many.save(newest)
+            stats = many.train(one.batches[-1])
+        assert (stats.loss, stats.grad_norm) == pytest.approx(one.losses[-1], rel=1e-5, abs=1e-7), case.name
+
+
+def test_layouts_that_are_tested_are_those_in_the_docs() -> None:
+    rows = [case.row for case in CASES]
+    listed = [line for line in (ROOT / "docs" / "layouts.md").read_text().splitlines() if line in rows]
+    assert listed == rows
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_layouts_hand_over_with_answers_in_flight(case: Case, worlds: Callable[[int], ManyRanks], tmp_path: Path) -> None:
-    """Every few tokens the ranks train; the learning rate is 0, so every answer must have the log-probs of training."""
-    changes = {"learningRate": "0", "maxInFlightPrompts": 8, "maxTrajectoryAgeSteps": 8, "steps": 1000}
+    """The ranks train between any two tokens; the learning rate is 0, so answers must have the log-probs of training."""
+    changes = {"learningRate": "0", "maxInFlightPrompts": 8, "maxTrajectoryAgeSteps": 16, "steps": 1000}
     spec = spec_of(case.model, case.ranks, case.sizes, case.nodes, **changes)
     with Trainer.of(spec, worlds(case.ranks), tmp_path) as many:
-        worst, flying, trained = 0.0, 0, 0
-        while many.version < CYCLES:
-            flying += many.generate(1) > 0
+        first = many.step()
+        worst, batch, spanning, cycles = first.largest_logprob_change, many.batches[0], 0, 0
+        while cycles < CYCLES:
+            cycles += many.generate(1) > 0
             taken = many.rollouts.take(many.version + 1, many.version)
-            if taken is None:
-                continue
-            worst = max(worst, many.train(taken[0]).largest_logprob_change)
-            many.rollouts.commit(taken[0].step, taken[0].ordinals)
-            trained += taken[1].spanning
-        many.rollouts.ledger.check()
+            if taken is not None:
+                batch, spanning = taken[0], spanning + taken[1].spanning
+                many.rollouts.commit(batch.step, batch.ordinals)
+            worst = max(worst, many.train(batch).largest_logprob_change)
+        while many.generate(64, fresh=False):
+            pass
+        counts = many.rollouts.ledger.counts()
+    assert (counts.in_flight, counts.retryable, counts.skipped) == (0, 0, 0)
+    assert counts.trained > 0
+    assert spanning > 0
     assert worst < 1e-5
-    assert flying > 0
-    assert trained > 0

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import psutil
 import yaml
 
 from rljob_api.exitcodes import ExitCode
+from rljob_workload.runtime.local import CONTROL_FILE, TOKEN_FILE
 from rljob_workload.runtime.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -67,29 +69,68 @@ def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
-def test_sigterm_to_the_whole_process_group_saves_the_step_and_says_so(tmp_path: Path) -> None:
-    """What `timeout` and service managers send. Ray's daemons must survive it until the save is done."""
+def post(run: Run, what: str, query: str = "") -> dict[str, Any]:
+    """As a researcher would: the address and the token from the run's directory."""
+    control = json.loads((run.directory / CONTROL_FILE).read_text())
+    token = Path(control["tokenFile"])
+    assert token.stat().st_mode & 0o777 == 0o600
+    request = urllib.request.Request(control[what] + query, b"", {"Authorization": f"Bearer {token.read_text()}"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        answer: dict[str, Any] = json.load(response)
+    return answer
+
+
+def test_a_run_saves_when_asked_and_after_sigterm_the_next_start_goes_on(tmp_path: Path) -> None:
+    """SIGTERM to the whole group, as `timeout` and service managers send it: Ray's daemons must survive it until the save."""
     manifest = yaml.safe_load((ROOT / "examples" / "copy.yaml").read_text())
     manifest["spec"]["algorithm"]["grpo"]["steps"] = 4000
     manifest["spec"]["checkpoint"]["everySteps"] = 4000
+    del manifest["spec"]["validation"]
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(manifest))
     run = Run(tmp_path / "run", path, [])
     process = run.start()
     try:
         run.wait_for_step(process, attempt=1, step=1)
+        asked = post(run, "save", "?wait=60")
+        assert asked["accepted"]
+        assert (tmp_path / "run" / Path(asked["checkpoint"]["path"]).name / "MANIFEST.json").exists()
+        run.wait_for_step(process, attempt=1, step=asked["checkpoint"]["step"] + 2)
         left = descendants(process)
         os.killpg(process.pid, signal.SIGTERM)
         _, errors = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert process.returncode == ExitCode.STOPPED, errors[-3000:]
+    assert process.returncode == ExitCode.STOPPED == 80, errors[-3000:]
     assert "Traceback" not in errors
     step = run.progress()["checkpoint"]["step"]
-    assert step >= 1
+    assert step > asked["checkpoint"]["step"]
     assert run.progress()["failed"]["message"] == f"stopped by SIGTERM after step {step}, which was saved"
+    assert not (run.directory / CONTROL_FILE).exists()
+    assert not (run.directory / TOKEN_FILE).exists()
     _, alive = psutil.wait_procs(left, timeout=15)
     assert [child.name() for child in alive if child.is_running() and child.status() != "zombie"] == []
+    go_on(run, step)
+
+
+def go_on(run: Run, step: int) -> None:
+    """The next start begins where the stopped one was saved; then it is stopped over HTTP."""
+    process = run.start()
+    try:
+        run.wait_for_step(process, attempt=2, step=step + 1)
+        assert run.resumed_from[-1] == step
+        assert run.progress()["rolledBack"] == {"steps": 0, "prompts": 0}
+        assert post(run, "stop")["accepted"]
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == ExitCode.STOPPED, errors[-3000:]
+    assert run.progress()["failed"]["message"].startswith("stopped by a control request after step")
+    lines = run.metrics()
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
+    for key in ("elapsed_seconds", "active_seconds", "consumed_samples", "consumed_tokens"):
+        assert [line[key] for line in lines] == sorted(line[key] for line in lines)
+    assert len(list((run.directory / "tensorboard" / "by-step").iterdir())) == 2
 
 
 def test_a_killed_rank_and_a_killed_driver_lose_no_prompt_and_leave_no_process(tmp_path: Path) -> None:

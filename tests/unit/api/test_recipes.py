@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rljob_api.findings import Finding, errors
 from rljob_api.manifest import judge
@@ -43,6 +45,30 @@ NEMOTRON: dict[str, Any] = {
 def rule_findings(spec: dict[str, Any]) -> list[Finding]:
     """All but what the installed version does not honour yet."""
     return [finding for finding in judge("recipe", spec).findings if finding.rule != "not-supported-yet"]
+
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+LARGE = "nemotron-3-nano-30b-a3b-2n8g.yaml"
+
+
+def example(name: str) -> dict[str, Any]:
+    spec: dict[str, Any] = yaml.safe_load((EXAMPLES / name).read_text())["spec"]
+    return spec
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_is_accepted_by_every_rule(path: Path) -> None:
+    manifest = yaml.safe_load(path.read_text())
+    if manifest["kind"] != "RLJob":
+        return
+    assert rule_findings(manifest["spec"]) == []
+    assert bool(judge(manifest["metadata"]["name"], manifest["spec"]).findings) == (path.name == LARGE), "runs here"
+
+
+def test_the_twin_has_the_large_models_layers_but_mamba() -> None:
+    large, twin = (example(name)["model"]["shape"]["hybridPattern"] for name in (LARGE, "nemotron-twin.yaml"))
+    assert large == NEMOTRON_PATTERN
+    assert large.replace("M", "").startswith(twin)
 
 
 def test_nemotron_3_nano_on_two_nodes_of_eight_gpus_is_accepted() -> None:

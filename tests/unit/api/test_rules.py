@@ -112,7 +112,6 @@ def test_broken_rules_come_before_what_is_not_supported_yet(bent: Bend) -> None:
     [
         ("queueName", "team-a"),
         ("model.dtype", "bfloat16"),
-        ("generation.kvCache.mode", "Offload"),
         ("generation.server.enabled", True),
         ("checkpoint.from", {"claimName": "other", "path": "runs/a/b/step-000001-t000001"}),
     ],

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from rljob_api.progress import Handover, OldestPrompt
+from rljob_api.exitcodes import ExitCode
+from rljob_api.progress import Failed, Handover, OldestPrompt
 from rljob_operator.decide import decide
 from rljob_operator.plan import DeleteCluster, SubmitDriver
 from rljob_operator.world import Driver
@@ -47,6 +48,14 @@ def test_the_driver_is_told_what_is_left() -> None:
     (submit,) = decide(before).actions
     assert isinstance(submit, SubmitDriver)
     assert submit.environment["RLJOB_ACTIVE_SECONDS_LEFT"] == "50"
+
+
+def test_a_driver_that_ends_at_the_deadline_ends_the_job_by_its_name() -> None:
+    told = report(5, failed=Failed(exit_code=84, message="no time for another step after step 5, which was saved"))
+    before = training(driver=Driver("FAILED", ExitCode.DEADLINE, "x"), report=told)
+    _, conditions = outcome(before)
+    assert conditions["Succeeded"][:2] == ("False", "ActiveDeadlineExceeded")
+    assert "after step 5, which was saved" in conditions["Succeeded"][2]
 
 
 STUCK: dict[str, Any] = {

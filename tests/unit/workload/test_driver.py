@@ -19,6 +19,7 @@ from rljob_api.progress import Finished
 from rljob_workload.algorithm.batch import TrainStats
 from rljob_workload.core.due import Cause
 from rljob_workload.core.groups import StepInfo
+from rljob_workload.core.handover import Passage
 from rljob_workload.core.rollouts import RestoreReport
 from rljob_workload.runtime import driver as driver_module
 from rljob_workload.runtime.calls import Calls
@@ -35,7 +36,8 @@ from .test_beginnings import attempt_in
 from .test_driver_surroundings import report
 
 STEPS = 6
-STEP = RankStep(TrainStats(0.0, 0.0, 0.0, 0.0, 0.0, speaks=True), 0.0, 0.0)
+PASSAGE = Passage("Train", 0.0, 0.0, {})
+STEP = RankStep(TrainStats(0.0, 0.0, 0.0, 0.0, 0.0, speaks=True), 0.0, PASSAGE, PASSAGE)
 
 
 class World:
@@ -52,7 +54,7 @@ class World:
         self.progress = Progress(report())
         self.directory = directory
         monkeypatch.setattr(driver_module.launch, "launch", lambda *_, **__: self.actors())
-        monkeypatch.setattr(driver_module, "Watch", lambda *_: SimpleNamespace(looking=threading.Lock, engines_built=1))
+        monkeypatch.setattr(driver_module, "Watch", lambda *_: SimpleNamespace(looking=threading.Lock))
         monkeypatch.setattr(Calls, "get", lambda _, refs, *__: refs)
         monkeypatch.setattr(Calls, "ranks", lambda _, method, seconds, code, *arguments: self.ranks(method, *arguments))
         grpo = {"algorithm__grpo__steps": STEPS, "validation": None}
@@ -79,7 +81,7 @@ class World:
 
     def ranks(self, method: str, *arguments: Any) -> Any:
         self.say(method + {True: " and wake", False: ""}[method == "train" and arguments[1]])
-        return [STEP]
+        return [STEP if method == "train" else PASSAGE]
 
     def take(self, step: int) -> tuple[Any, Any]:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -251,7 +253,7 @@ def test_counters_go_on_over_steps_and_are_in_the_checkpoint(make: Any) -> None:
     assert [line["consumed_samples"] for line in lines] == [8, 16, 24, 32, 40, 48]
     assert [line["consumed_tokens"] for line in lines] == [24, 48, 72, 96, 120, 144]
     assert [line["totals"]["starved_seconds"] for line in lines] == [0.25, 0.5, 0.75, 1.0, 1.25, 1.5]
-    assert {line["engine_constructions"] for line in lines} == {1}
+    assert {line["engine/constructions"] for line in lines} == {1}
     again = make(algorithm__grpo__steps=7)
     again.trained = 48
     assert isinstance(again.run(), Finished)

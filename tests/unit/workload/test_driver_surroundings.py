@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -20,8 +21,10 @@ from rljob_api import names
 from rljob_api.exitcodes import ExitCode
 from rljob_api.progress import Finished, ProgressReport
 from rljob_workload.algorithm.batch import TrainStats
+from rljob_workload.core.handover import Passage
 from rljob_workload.core.rollouts import StepInfo
 from rljob_workload.runtime import guardian
+from rljob_workload.runtime import progress as progress_module
 from rljob_workload.runtime.control import Access, Control
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.logs import close_files, log_to_file
@@ -116,6 +119,21 @@ def test_the_report_is_served_mirrored_and_known_to_be_read_at_the_end(tmp_path:
         server.close()
 
 
+def test_two_threads_may_update_the_report_and_the_mirror_ends_with_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(progress_module, "MIRROR_SECONDS", -1.0)  # every update is written
+    progress = Progress(report(), tmp_path / "progress.json")
+    other = threading.Thread(target=lambda: [progress.update(collector_state=f"State{n}") for n in range(200)])
+    other.start()
+    for step in range(1, 201):
+        progress.update(step=step)
+    other.join()
+    mirrored = ProgressReport.model_validate_json((tmp_path / "progress.json").read_text())
+    assert (mirrored.step, mirrored.collector_state) == (200, "State199")
+    assert not caplog.records
+
+
 def test_metrics_go_on_after_a_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     first = MetricsFile(path)
@@ -167,14 +185,21 @@ def test_a_log_file_on_a_full_volume_costs_one_line_and_no_traceback(
 
 def test_a_metrics_line_divides_the_ranks_sums_by_the_steps_tokens() -> None:
     info = StepInfo(reward=0.5, correct=0.25, samples=4, answer_tokens=10, spanning=1, oldest_age=1, mean_age=0.5)
-    stats = [TrainStats(5.0, 20.0, 1.0, 0.1, 0.7, speaks=True), TrainStats(5.0, 20.0, 1.0, 0.3, 0.7, speaks=True)]
+    stats = [
+        TrainStats(5.0, 20.0, 1.0, 0.1, 0.7, speaks=True),
+        TrainStats(5.0, 20.0, 1.0, 0.3, 0.7, speaks=True, gen_logprob_error=4e-7),
+    ]
     silent = TrainStats(99.0, 99.0, 99.0, 99.0, 0.7, speaks=False)
-    results = [RankStep(s, 0.0, 0.0) for s in (*stats, silent)]
+    suspends, wakes = [Passage("Train", s, 0.0, {}) for s in (0.2, 0.5, 0.3)], [Passage("Decode", 0.1, 0.0, {})] * 3
+    results = [RankStep(s, 0.0, suspend, wake) for s, suspend, wake in zip((*stats, silent), suspends, wakes, strict=True)]
     phases = Phases({"generate": 1.0})
     line = metrics_line(7, 2, Clocks(12.3456, 20.0), info, results, {"trained": 8}, phases, Totals(consumed_samples=28))
     assert (line["loss"], line["entropy"], line["clipped"]) == (1.0, 4.0, 0.2)
     assert (line["step"], line["attempt"], line["elapsed_seconds"], line["consumed_samples"]) == (7, 2, 12.346, 28)
     assert line["largest_logprob_change"] == 0.3
+    assert line["train/gen_logprob_error"] == 4e-7
+    assert (line["handover/suspend_seconds"], line["handover/wake_seconds"]) == (0.5, 0.1)
+    assert line["engine/constructions"] == 1
     json.dumps(line, allow_nan=False)
 
 
@@ -214,10 +239,11 @@ def test_the_driver_never_imports_torch_whatever_the_ranks_send_it() -> None:
     program = """
 import pickle, sys
 from rljob_workload.algorithm.batch import TrainStats
+from rljob_workload.core.handover import Passage
 from rljob_workload.megatron.errors import NonFiniteError
 from rljob_workload.runtime import collector, driver, local, main
 from rljob_workload.runtime.rank import RankStep
-sent = RankStep(TrainStats(0.0, 0.0, 0.0, 0.0, 0.0, True), 0.0, 0.0), NonFiniteError("x")
+sent = RankStep(TrainStats(0.0, 0.0, 0.0, 0.0, 0.0, True), 0.0, Passage("Train", 0.0, 0.0, {}), None), NonFiniteError("x")
 pickle.loads(pickle.dumps(sent))
 print(sorted({name.split(".")[0] for name in sys.modules} & {"torch", "megatron"}))
 """

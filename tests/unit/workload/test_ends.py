@@ -18,8 +18,9 @@ from ray.exceptions import RayTaskError
 
 from rljob_api.exitcodes import ExitCode
 from rljob_api.progress import Finished
+from rljob_workload.core.handover import HandoverError, HandoverTimeoutError
 from rljob_workload.core.source import SourceError
-from rljob_workload.megatron.errors import DeviceError, EngineError, NonFiniteError, WeightsError, reason_of
+from rljob_workload.megatron.errors import DeviceError, EngineError, EngineStepError, NonFiniteError, WeightsError, reason_of
 from rljob_workload.runtime import local
 from rljob_workload.runtime import run as run_module
 from rljob_workload.runtime.calls import Calls
@@ -28,6 +29,7 @@ from rljob_workload.runtime.lastword import LastWord, watched
 from rljob_workload.runtime.launch import Actors
 from rljob_workload.runtime.progress import Progress
 from rljob_workload.runtime.stop import StopSignal
+from rljob_workload.runtime.whereabouts import described
 
 from .test_beginnings import attempt_in, failed, run
 from .test_driver_surroundings import report
@@ -55,14 +57,56 @@ def raised(cause: Exception) -> RayTaskError:
         (DeviceError("no CUDA"), ExitCode.ENVIRONMENT_MISSING, "no CUDA"),
         (OSError(28, "No space left on device", "/v/x"), ExitCode.SAVE_FAILED, "cannot write /v/x: No space left on device"),
         (CollectorFailedError("replica 0: " + TRACE), ExitCode.COLLECTOR_LOST, "RuntimeError: probability tensor contains nan"),
-        (HungError("decode: no answer of rank 1"), ExitCode.HUNG, "decode: no answer of rank 1"),
+        (HungError("decode: no answer of rank 1"), ExitCode.HUNG, "decode: no answer of rank 1; rank 1 does not answer"),
+        (EngineStepError("rank 0, Decode: odd"), ExitCode.COLLECTOR_LOST, "rank 0, Decode: odd"),
+        (
+            HandoverTimeoutError("Draining", (1,), 2.0),
+            ExitCode.HANDOVER_TIMEOUT,
+            "rank 1 did not arrive at the hand-over (Draining) within 2 s (deadlines.handoverSeconds); "
+            "a rank that is only slow needs a longer one",
+        ),
         (ValueError("odd"), ExitCode.UNEXPECTED, "ValueError: odd"),
     ],
 )
 def test_an_actors_exception_has_its_code_and_one_plain_line(cause: Exception, code: ExitCode, message: str) -> None:
-    calls = Calls(Actors([], None, None, []))
+    calls = calls_to(Silent())
     error = calls.classified(raised(pickle.loads(pickle.dumps(cause))))
     assert (error.code, str(error)) == (code, message)
+
+
+class Silent:
+    """An actor that lives and says nothing of interest, or is dead."""
+
+    def __init__(self, dead: bool = False) -> None:
+        self.status = dead
+
+
+def calls_to(*ranks: Silent) -> Calls:
+    return Calls(Actors(list(ranks), Silent(), None, []))
+
+
+@pytest.fixture(autouse=True)
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rljob_workload.runtime.calls._answers", lambda status: not status)
+    monkeypatch.setattr("rljob_workload.runtime.calls.whereabouts", lambda ranks: "rank 1 does not answer")
+
+
+def test_a_hang_says_where_the_ranks_are_and_first_who_says_nothing() -> None:
+    waiting = {"phase": "Draining", "step": "barrier", "phase_seconds": 6.4, "engine_steps": 34, "policy_version": 7}
+    decoding = waiting | {"phase": "Decode", "step": ""}
+    assert described([waiting, None, decoding]) == (
+        "rank 1 does not answer; rank 0: Draining (barrier) for 6 s, engine step 34, version 7; "
+        "rank 2: Decode for 6 s, engine step 34, version 7"
+    )
+    assert described([decoding] * 7 + [None] * 3).startswith("rank 7 does not answer; rank 8 does not answer; rank 9")
+    assert described([decoding] * 10).endswith("; 2 more ranks")
+
+
+@pytest.mark.parametrize("cause", [CollectorFailedError, EngineStepError, HandoverError])
+def test_a_broken_collective_is_the_death_of_the_rank_behind_it(cause: type[Exception]) -> None:
+    """The neighbour of a killed rank reports first; what ended the attempt is the rank that is gone."""
+    error = calls_to(Silent(), Silent(dead=True)).classified(raised(cause("Connection closed by peer")))
+    assert (error.code, str(error)) == (ExitCode.RANK_LOST, "rank 1 died: Connection closed by peer")
 
 
 def test_a_remote_traceback_comes_down_to_its_last_named_error() -> None:

@@ -16,6 +16,8 @@ class Request:
     tag: tuple[int, int]
     tokens: tuple[int, ...]
     answers: int
+    #: New tokens of each answer at most, where benchmarks and tests impose lengths; empty: the job's limit for all.
+    limits: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class TrainRow:
     prompt_length: int
     logprobs: tuple[float, ...]
     advantage: float
+    #: Whether all of its tokens were sampled by the very weights that are trained now.
+    current: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +94,5 @@ class TrainStats:
     largest_logprob_change: float
     grad_norm: float
     speaks: bool
+    #: Largest difference between the engine's log-probs and training's, over answers of the current weights; None without any.
+    gen_logprob_error: float | None = None

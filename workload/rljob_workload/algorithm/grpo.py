@@ -32,6 +32,8 @@ class LossTerms:
     entropy: Tensor
     clipped: Tensor
     largest_logprob_change: Tensor
+    #: The same over the rows that were sampled by the weights at hand: there it is the engine's error, not the policy's change.
+    largest_logprob_error: Tensor
 
     def total(self, settings: LossSettings) -> Tensor:
         """The quantity to minimise: policy loss minus the entropy bonus."""
@@ -39,11 +41,19 @@ class LossTerms:
 
 
 def grpo_terms(
-    logits: Tensor, targets: Tensor, behaviour: Tensor, mask: Tensor, advantages: Tensor, settings: LossSettings
+    logits: Tensor,
+    targets: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    advantages: Tensor,
+    settings: LossSettings,
+    *,
+    current: Tensor | None = None,
 ) -> LossTerms:
     """The loss of one micro-batch.
 
-    logits [B, S, V]; targets, behaviour log-probs and mask [B, S] (mask 1 on answer tokens); advantages [B].
+    logits [B, S, V]; targets, behaviour log-probs and mask [B, S] (mask 1 on answer tokens); advantages [B];
+    current [B], 1 on rows that these very weights sampled.
     """
     logprobs = torch.log_softmax(logits.float() / settings.temperature, dim=-1)
     new = logprobs.gather(2, targets.unsqueeze(-1)).squeeze(-1)
@@ -56,5 +66,6 @@ def grpo_terms(
     entropy = (-(logprobs.exp() * logprobs).sum(-1) * mask).sum()
     with torch.no_grad():
         clipped = ((ratio != clipped_ratio) * mask).sum()
-        largest = (change.abs() * mask).max()
-    return LossTerms(policy, entropy, clipped, largest)
+        changes = (change.abs() * mask).amax(1)
+        error = changes.new_zeros(()) if current is None else torch.where(current > 0, changes, 0.0).max()
+    return LossTerms(policy, entropy, clipped, changes.max(), error)

@@ -214,7 +214,7 @@ class Handover:
                 steps[step] = self._clock() - before
         self._enter(to)
         passage = Passage(to, self._clock() - began, self._cpu_clock() - cpu, steps)
-        log.debug("rank %d: %s -> %s in %.4f s (%.4f s of it waiting), %.4f s of CPU time",
+        log.info("rank %d: %s -> %s in %.4f s (%.4f s of it waiting), %.4f s of CPU time",
                   self._rank, through, to, passage.seconds, passage.waited_seconds, passage.cpu_seconds)  # fmt: skip
         return passage
 

@@ -1,4 +1,4 @@
-"""Reading a checkpoint's books without a trainer: what `rljob ledger` shows."""
+"""Looking at a run's directory without a trainer: what `rljob ledger` and `rljob checkpoints` show."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rljob_workload.core.checkpoint import Checkpoint, RunDirectory, read_checkpoint
+from rljob_workload.core.checkpoint import (
+    MANIFEST,
+    Checkpoint,
+    CheckpointError,
+    Judged,
+    Level,
+    RunDirectory,
+    open_checkpoint,
+)
 from rljob_workload.core.ledger import LedgerError, State
 from rljob_workload.core.ledger_file import ledger_from_json
+from rljob_workload.core.store.lineage import Name
 
 
 class InspectionError(Exception):
@@ -48,16 +57,54 @@ def inspect(directory: Path) -> dict[str, Any]:
 def _find(directory: Path) -> Checkpoint:
     if not directory.is_dir():
         raise InspectionError(f"{directory} is not a directory")
-    if (directory / "MANIFEST.json").exists():
-        found = read_checkpoint(directory)
-        if isinstance(found, str):
-            raise InspectionError(f"{directory.parent}: {found}", 1)
-        return found
-    newest, passed_over = RunDirectory(directory).newest()
-    if newest is None:
-        why = f" ({'; '.join(passed_over)})" if passed_over else ""
-        raise InspectionError(f"no complete checkpoint in {directory}{why}; expected step-NNNNNN-tTTTTTT directories in it")
-    return newest
+    try:
+        if Name.parse(directory.resolve().name) is not None or (directory / MANIFEST).exists():
+            return open_checkpoint(directory.resolve(), buffer=False)
+        run = RunDirectory(directory)
+        choice = run.choose()
+        if choice.name is not None:
+            return run.load(choice.name, buffer=False)
+    except CheckpointError as err:
+        raise InspectionError(f"{directory}: {err}", 1) from err
+    why = "; ".join(f"{one.name}: {one.why}" for one in choice.passed_over)
+    raise InspectionError(
+        f"no complete checkpoint in {directory}{f' ({why})' if why else ''}; expected step-NNNNNN-tTTTTTT directories in it"
+    )
+
+
+def checkpoints(directory: Path, level: Level = "Sizes") -> dict[str, Any]:
+    """All checkpoints of a run directory, newest first, as `rljob checkpoints -o json` prints them."""
+    if not directory.is_dir():
+        raise InspectionError(f"{directory} is not a directory")
+    run = RunDirectory(directory)
+    try:
+        holder, judged = run.fence().newest, run.judge_all(level)
+    except CheckpointError as err:
+        raise InspectionError(f"{directory}: {err}", 1) from err
+    chosen = next((one.name for one in judged if not one.why), None)
+    return {
+        "path": str(directory),
+        "chosen": str(chosen) if chosen is not None else None,
+        "token": holder.token if holder is not None else None,
+        "holder": str(holder.owner) if holder is not None else None,
+        "resumed_from": holder.resumed_from or holder.source if holder is not None else None,
+        "checkpoints": [_row(one) for one in judged],
+    }
+
+
+def _row(one: Judged) -> dict[str, Any]:
+    manifest = one.manifest
+    return {
+        "name": str(one.name),
+        "step": one.name.step,
+        "token": one.name.token,
+        "parent": manifest.parent if manifest is not None else None,
+        "bytes": manifest.size if manifest is not None else None,
+        "valid": one.valid,
+        "verified": one.level if one.valid else None,
+        "on_lineage": one.on_lineage,
+        "why": one.why,
+    }
 
 
 def to_ranges(ordinals: Sequence[int]) -> list[list[int]]:

@@ -240,7 +240,7 @@ class Rollouts:
         # Filtered groups have no advantage, and the policy's loss is a mean over them too: dropping them from the mean
         # instead would weaken the entropy bonus, and a policy that has learnt most prompts would collapse.
         share = len(groups) / (len(groups) + len(filtered))
-        rows = tuple(row for group in groups for row in self._rows(group, share))
+        rows = tuple(row for group in groups for row in self._rows(group, share, version))
         return TrainBatch(step, ordinals, rows), step_info(groups, version, filtered)
 
     def commit(self, step: int, ordinals: Sequence[int]) -> None:
@@ -267,11 +267,17 @@ class Rollouts:
     def _order(self, group: FinishedGroup) -> tuple[int, bool, int]:
         return group.first_version, not self.ledger.is_owed(group.ordinal), group.ordinal
 
-    def _rows(self, group: FinishedGroup, share: float) -> list[TrainRow]:
+    def _rows(self, group: FinishedGroup, share: float, version: int) -> list[TrainRow]:
         prompt = self._source.row(group.ordinal).tokens
         advantages = group_advantages([scored.reward for scored in group.answers])
         return [
-            TrainRow(prompt + scored.answer.tokens, len(prompt), scored.answer.logprobs, advantage * share)
+            TrainRow(
+                prompt + scored.answer.tokens,
+                len(prompt),
+                scored.answer.logprobs,
+                advantage * share,
+                current=scored.answer.first_version == version,
+            )
             for scored, advantage in zip(group.answers, advantages, strict=True)
         ]
 

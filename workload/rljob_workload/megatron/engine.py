@@ -7,16 +7,17 @@ ranks of one replica step their engines in lockstep, without a coordinator proce
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch.distributed as dist
+
 from rljob_workload.algorithm.batch import Answer, Request
-from rljob_workload.megatron.errors import EngineError, NonFiniteError
+from rljob_workload.megatron.errors import EngineError, EngineStepError, NonFiniteError, reason_of
 from rljob_workload.megatron.lockstep import Lockstep
 from rljob_workload.megatron.policy import Policy
-from rljob_workload.megatron.settings import BLOCK_TOKENS, EngineSettings
+from rljob_workload.megatron.settings import EngineSettings
 
 #: Tag of requests whose answers are not for training.
 VALIDATION = -1
@@ -57,17 +58,20 @@ class ResidentEngine:
         self._settings = settings
         self._policy = policy
         self._version = policy.version
+        #: Whether requests and steps are taken: from `resume` to `close`.
+        self._open = True
+        self._steps = 0
         self._next_id = 0
         self._in_flight: dict[int, _InFlight] = {}
         context = DynamicInferenceContext(
             policy.config,
             InferenceConfig(
                 buffer_size_gb=settings.kv_bytes / 2**30,
-                block_size_tokens=BLOCK_TOKENS,
+                block_size_tokens=settings.block_tokens,
                 max_sequence_length=settings.max_sequence_length,
                 max_requests=settings.max_requests,
-                max_tokens=max(settings.max_requests * settings.longest_prompt, 256),
-                num_cuda_graphs=0,
+                max_tokens=DynamicInferenceContext.round_up_tokens(_step_tokens(settings)),
+                num_cuda_graphs=None,  # 0 would mean one, and every step padded to its size
                 kv_cache_management_mode=KVCacheManagementMode(settings.kv_mode),
                 # Log-probs of the distribution that was really sampled from.
                 logprobs_mode="raw_logprobs" if settings.temperature == 1.0 else "processed_logprobs",
@@ -91,21 +95,39 @@ class ResidentEngine:
         return len(self._in_flight)
 
     @property
+    def steps(self) -> int:
+        """Engine steps taken; ranks of one replica that are not at the same number have lost each other."""
+        return self._steps
+
+    def tokens_in_flight(self) -> dict[tuple[int, int], int]:
+        """Tokens generated so far by unfinished answers, by tag; may be called from another thread."""
+        tokens: dict[tuple[int, int], int] = {}
+        for number, flight in self._in_flight.copy().items():
+            if flight.tag[0] >= 0 and number in self._engine.requests:
+                tokens[flight.tag] = tokens.get(flight.tag, 0) + self._generated(number)
+        return tokens
+
+    def _generated(self, number: int) -> int:
+        """Tokens of one answer in flight. It is a record of several requests where it was prefilled again."""
+        return sum(len(request.generated_tokens) for request in self._engine.requests[number].record.requests)
+
+    @property
     def sampler(self) -> Any:
         """The generator that samples tokens (its state is part of a checkpoint)."""
         return self._engine.controller.sampling_rng
 
     def submit(self, requests: Sequence[Request], *, greedy: bool = False) -> list[Request]:
         """Ask for answers. Returns the requests that this rank takes; the others are taken by those it generates with."""
+        self._require_open()
         params = self._greedy if greedy else self._sampled
         own = self._lockstep.share(requests)
         for request in own:
             self._check_length(request)
             prompt = list(request.tokens)
-            for _ in range(request.answers):
+            for limit in request.limits or (None,) * request.answers:
                 self._next_id += 1
                 self._in_flight[self._next_id] = _InFlight(request.tag, [(0, self._version)])
-                self._engine.add_request(self._next_id, prompt, params)
+                self._engine.add_request(self._next_id, prompt, params if limit is None else _limited(params, limit))
         return own
 
     def agree(self, *counts: int) -> list[int]:
@@ -114,20 +136,37 @@ class ResidentEngine:
 
     def step(self) -> list[Answer]:
         """One iteration over all requests in flight; returns the answers that it finished."""
+        self._require_open()
+        try:
+            records = self._forward()
+        except Exception as err:
+            raise self._explained(err) from err
+        self._steps += 1
+        return [self._answer(record) for record in records]
+
+    def _forward(self) -> list[Any]:
         if not self._in_flight:
             # Those it shares experts with have some, and need this rank's experts.
             self._engine.controller.dummy_forward()
             return []
-        try:
-            records = self._engine.step_modern()["finished_request_records"]
-        except RuntimeError as err:
-            if _NO_PROBABILITIES not in str(err):
-                raise
-            raise NonFiniteError(
+        records: list[Any] = self._engine.step_modern()["finished_request_records"]
+        return records
+
+    def _explained(self, err: Exception) -> Exception:
+        if isinstance(err, RuntimeError) and _NO_PROBABILITIES in str(err):
+            return NonFiniteError(
                 f"sampling with the weights of step {self._version}: the next token's probabilities are not finite; a smaller "
                 "algorithm.grpo.learningRate, or a generation.temperature nearer to 1, may help"
-            ) from err
-        return [self._answer(record) for record in records]
+            )
+        oldest = ", ".join(dict.fromkeys(str(flight.tag[0]) for flight in self._in_flight.values() if flight.tag[0] >= 0))
+        return EngineStepError(
+            f"rank {dist.get_rank()}, Decode: engine step {self._steps + 1} with the weights of step {self._version} failed, "
+            f"{len(self._in_flight)} answers in flight (prompts {oldest[:100]}): {reason_of(err)}"
+        )
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise EngineError("the engine is suspended: it takes requests and steps after the hand-over to decode")
 
     def _answer(self, record: Any) -> Answer:
         request = record.requests[0] if len(record.requests) == 1 else record.merge()
@@ -140,27 +179,37 @@ class ResidentEngine:
         )
 
     def _check_length(self, request: Request) -> None:
-        needed = len(request.tokens) + self._settings.new_tokens
-        if needed > self._settings.max_sequence_length:
+        if request.limits and (len(request.limits) != request.answers or min(request.limits) < 1):
+            raise EngineError(f"prompt {request.tag[0]} wants {request.answers} answers of {request.limits} tokens")
+        new = max(request.limits, default=self._settings.new_tokens)
+        if len(request.tokens) + new > self._settings.max_sequence_length:
             raise EngineError(
-                f"prompt {request.tag[0]} has {len(request.tokens)} tokens; with {self._settings.new_tokens} new ones it "
+                f"prompt {request.tag[0]} has {len(request.tokens)} tokens; with {new} new ones it "
                 f"exceeds generation.maxSequenceLength ({self._settings.max_sequence_length})"
             )
 
     # ---- life cycle -------------------------------------------------------------------------
 
+    def close(self) -> None:
+        """Take no request and no step from here on."""
+        self._open = False
+
     def suspend(self) -> None:
         """Stop before training. Requests in flight stay as they are."""
+        self.close()
         self._engine.suspend()
 
     def resume(self, version: int) -> None:
         """Go on with the weights of `version`; answers in flight remember at which token it took over."""
         self._engine.resume()
-        if version == self._version:
-            return
-        self._version = version
+        if version != self._version:
+            self._version = version
+            self._stamp(version)
+        self._open = True
+
+    def _stamp(self, version: int) -> None:
         for number, flight in self._in_flight.items():
-            generated = sum(len(r.generated_tokens) for r in self._engine.requests[number].record.requests)
+            generated = self._generated(number)
             if flight.stamps[-1][0] == generated:
                 # No token came from the version stamped before.
                 flight.stamps[-1] = (generated, version)
@@ -183,9 +232,32 @@ class ResidentEngine:
         return {parameter.data_ptr() for parameter in model.parameters()}
 
 
+def _limited(params: Any, tokens: int) -> Any:
+    """The same sampling, with another length."""
+    other = _copied(params)
+    other.num_tokens_to_generate = tokens
+    return other
+
+
+def _copied(params: Any) -> Any:
+    """`copy.copy` takes a way of 30 microseconds through pickling; this is done for every answer."""
+    other = object.__new__(type(params))
+    other.__dict__.update(params.__dict__)
+    return other
+
+
+def _step_tokens(settings: EngineSettings) -> int:
+    """Tokens that one engine step may take in: the prompts of all slots, and one answer of full length with its prompt.
+
+    In mode Recompute the latter is prefilled again. The caller rounds up: a step's tokens are padded to a multiple, and
+    the last prompts must not go beyond the buffers.
+    """
+    return max(settings.max_requests * settings.longest_prompt, settings.max_sequence_length, 256)
+
+
 def _check_room(settings: EngineSettings, block_bytes: int) -> None:
     """One request must fit, beside the block that the engine keeps for itself; else it would wait for ever."""
-    needed = (-(-settings.max_sequence_length // BLOCK_TOKENS) + 1) * block_bytes
+    needed = (settings.max_sequence_length // settings.block_tokens + 1) * block_bytes
     if settings.kv_bytes < needed:
         raise EngineError(
             f"spec.generation.kvCache.size is {settings.kv_bytes} bytes; one request of "
@@ -199,8 +271,8 @@ def _sampling_params(settings: EngineSettings, *, greedy: bool) -> Any:
     class SharedSamplingParams(SamplingParams):  # type: ignore[misc,unused-ignore]
         """The engine deep-copies a request's parameters twice; ours hold plain values only."""
 
-        def __deepcopy__(self, memo: dict[int, Any]) -> SharedSamplingParams:
-            return copy.copy(self)
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            return _copied(self)
 
     return SharedSamplingParams(
         num_tokens_to_generate=settings.new_tokens,

@@ -11,6 +11,10 @@ class EngineError(Exception):
     """The engine cannot serve a request with these settings."""
 
 
+class EngineStepError(Exception):
+    """A step of the engine failed; the message names rank, step and the prompts in flight."""
+
+
 class NonFiniteError(Exception):
     """The loss, the gradient or a probability is not a number any more."""
 

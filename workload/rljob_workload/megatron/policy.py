@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 from collections.abc import Iterator, Sequence
@@ -107,7 +108,8 @@ class Policy:
         if len(rows) % size:
             raise ValueError(f"{len(rows)} answers on this rank do not divide into micro-batches of {size}")
         count, longest = len(rows) // size, self.settings.padded_length(longest)
-        batch = _Tensors.of(rows, longest, device.current())
+        # Micro-batches of like lengths hold little padding.
+        batch = _Tensors.of(sorted(rows, key=lambda row: len(row.tokens)), longest, device.current())
         self._sample = batch.slice(0, size)
         self.ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -121,7 +123,7 @@ class Policy:
             forward_only=False,
         )
         _, grad_norm, _ = self.optimizer.step()
-        stats = self._stats(parts, float(grad_norm))
+        stats = self._stats(parts, float(grad_norm), any(row.current for row in rows))
         self.version += 1
         return stats
 
@@ -175,7 +177,6 @@ class Policy:
         return float(sum(float(part["loss"]) for part in parts))
 
     def _forward_step(self, batch: _Tensors, size: int, count: int, answer_tokens: int) -> Any:
-        positions, causal = self._mask(batch.tokens.shape[1] - 1)
         # Megatron divides the loss by the micro-batches and averages gradients over the data-parallel ranks; the means
         # wanted are over all answer tokens of the step, so that every token weighs the same.
         scale = count * self.data_size / answer_tokens
@@ -183,11 +184,16 @@ class Policy:
         def forward_step(iterator: Iterator[int], model: Any) -> tuple[Tensor, Any]:
             start = next(iterator) * size
             part = batch.slice(start, start + size)
+            if self.settings.lengths_may_differ:
+                part = part.cut(self.settings.padded_length(part.longest))
+            positions, causal = self._mask(part.tokens.shape[1] - 1)
             logits = model(part.tokens[:, :-1], positions.expand(size, -1), causal, runtime_gather_output=True)
 
             def loss_of(logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
                 settings = self.settings.loss
-                terms = grpo_terms(logits, part.tokens[:, 1:], part.behaviour, part.mask, part.advantages, settings)
+                terms = grpo_terms(
+                    logits, part.tokens[:, 1:], part.behaviour, part.mask, part.advantages, settings, current=part.current
+                )
                 total = terms.total(settings)
                 # Megatron divides the returned loss in place: report a copy.
                 return total * scale, {
@@ -195,23 +201,28 @@ class Policy:
                     "entropy": terms.entropy.detach(),
                     "clipped": terms.clipped,
                     "largest": terms.largest_logprob_change,
+                    "error": terms.largest_logprob_error,
                 }
 
             return logits, loss_of
 
         return forward_step
 
-    def _stats(self, parts: list[dict[str, Tensor]], grad_norm: float) -> TrainStats:
+    def _stats(self, parts: list[dict[str, Tensor]], grad_norm: float, any_current: bool) -> TrainStats:
         def total(key: str) -> float:
             return float(sum(float(part[key]) for part in parts))
+
+        def largest(key: str) -> float:
+            return max((float(part[key]) for part in parts), default=0.0)
 
         stats = TrainStats(
             loss=total("loss"),
             entropy=total("entropy"),
             clipped=total("clipped"),
-            largest_logprob_change=max((float(part["largest"]) for part in parts), default=0.0),
+            largest_logprob_change=largest("largest"),
             grad_norm=grad_norm,
             speaks=self.speaks,
+            gen_logprob_error=largest("error") if any_current and parts else None,
         )
         if not all(map(_finite, (stats.loss, stats.grad_norm))):
             raise NonFiniteError(
@@ -231,12 +242,13 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
-    """Rows as padded tensors: tokens [B, T], behaviour log-probs and mask [B, T-1], advantages [B]."""
+    """Rows as padded tensors: tokens [B, T], behaviour log-probs and mask [B, T-1], advantages and current [B]."""
 
     tokens: Tensor
     behaviour: Tensor
     mask: Tensor
     advantages: Tensor
+    current: Tensor
 
     @classmethod
     def of(cls, rows: Sequence[TrainRow], length: int, where: torch.device) -> _Tensors:
@@ -252,11 +264,24 @@ class _Tensors:
             behaviour=torch.tensor(behaviour, device=where),
             mask=torch.tensor(mask, device=where),
             advantages=torch.tensor([row.advantage for row in rows], device=where),
+            current=torch.tensor([float(row.current) for row in rows], device=where),
+        )
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return int(self.mask.any(0).nonzero()[-1]) + 2 if bool(self.mask.any()) else self.tokens.shape[1]
+
+    def cut(self, length: int) -> _Tensors:
+        """Without the padding behind so many tokens."""
+        width = length - 1
+        return dataclasses.replace(
+            self, tokens=self.tokens[:, :length], behaviour=self.behaviour[:, :width], mask=self.mask[:, :width]
         )
 
     def slice(self, start: int, stop: int) -> _Tensors:
         part = slice(start, stop)
-        return _Tensors(self.tokens[part], self.behaviour[part], self.mask[part], self.advantages[part])
+        return _Tensors(self.tokens[part], self.behaviour[part], self.mask[part], self.advantages[part], self.current[part])
 
 
 def _finite(value: float) -> bool:

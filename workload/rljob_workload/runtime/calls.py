@@ -10,10 +10,12 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rljob_api.exitcodes import ExitCode
+from rljob_workload.core.handover import HandoverError, HandoverTimeoutError
 from rljob_workload.core.source import SourceError
-from rljob_workload.megatron.errors import DeviceError, EngineError, NonFiniteError, WeightsError
+from rljob_workload.megatron.errors import DeviceError, EngineError, EngineStepError, NonFiniteError, WeightsError
 from rljob_workload.runtime.errors import CollectorFailedError, HungError, RunError, cause_line, plain
 from rljob_workload.runtime.launch import Actors
+from rljob_workload.runtime.whereabouts import whereabouts
 
 log = logging.getLogger("rljob.driver")
 
@@ -24,6 +26,7 @@ _TYPED: dict[type[BaseException], ExitCode] = {
     SourceError: ExitCode.BAD_DATA,
     WeightsError: ExitCode.SAVE_FAILED,
     DeviceError: ExitCode.ENVIRONMENT_MISSING,
+    HandoverTimeoutError: ExitCode.HANDOVER_TIMEOUT,
     HungError: ExitCode.HUNG,
 }
 
@@ -48,7 +51,8 @@ class Calls:
             pending, absent = rest, [] if done else rest
         if absent:
             missing = ", ".join(str(refs.index(ref)) for ref in absent)
-            raise RunError(code, f"{method}: no answer of rank {missing} within {seconds:g} s")
+            where = whereabouts(self.actors.ranks)
+            raise RunError(code, f"{method}: no answer of rank {missing} within {seconds:g} s; {where}")
         return ray.get(refs)
 
     def get(self, refs: Any, seconds: float, what: str) -> Any:
@@ -71,24 +75,33 @@ class Calls:
         cause = err.cause
         for kind, code in _TYPED.items():
             if isinstance(cause, kind):
-                return RunError(code, cause_line(str(cause)))
+                where = f"; {whereabouts(self.actors.ranks)}" if kind is HungError else ""
+                return RunError(code, cause_line(str(cause)) + where)
         text = f"{type(cause).__name__}: {cause}"
         if isinstance(cause, RayActorError) or "ActorDiedError" in text or "ActorUnavailableError" in text:
             return self.lost(cause)
         if isinstance(cause, OSError) and cause.filename:
             return RunError(ExitCode.SAVE_FAILED, f"cannot write {cause.filename}: {cause.strerror}")
         log.error("an actor raised: %s", plain(str(err)))
-        if isinstance(cause, CollectorFailedError):
-            return RunError(ExitCode.COLLECTOR_LOST, cause_line(str(cause)))
+        if isinstance(cause, (CollectorFailedError, EngineStepError, HandoverError)):
+            # A rank whose neighbour was killed reports a broken collective before Ray reports the death.
+            dead = self._dead()
+            return self._lost(dead, str(cause)) if dead else RunError(ExitCode.COLLECTOR_LOST, cause_line(str(cause)))
         return RunError(ExitCode.UNEXPECTED, cause_line(text))
 
     def lost(self, err: BaseException) -> RunError:
         """An actor died: say which."""
+        return self._lost(self._dead(), str(err))
+
+    def _lost(self, dead: list[str], why: str) -> RunError:
+        code = ExitCode.COLLECTOR_LOST if dead == ["the collector"] else ExitCode.RANK_LOST
+        return RunError(code, f"{' and '.join(dead) or 'an actor'} died: {' '.join(plain(why).split())[:600]}")
+
+    def _dead(self) -> list[str]:
+        """The actors that do not live."""
         calls = {f"rank {index}": rank.status for index, rank in enumerate(self.actors.ranks)}
         calls["the collector"] = self.collector.status
-        dead = [name for name, status in calls.items() if not _answers(status)]
-        code = ExitCode.COLLECTOR_LOST if dead == ["the collector"] else ExitCode.RANK_LOST
-        return RunError(code, f"{' and '.join(dead) or 'an actor'} died: {' '.join(plain(str(err)).split())[:600]}")
+        return [name for name, status in calls.items() if not _answers(status)]
 
 
 def _answers(status: Any) -> bool:

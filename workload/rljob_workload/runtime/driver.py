@@ -21,6 +21,7 @@ from rljob_api.exitcodes import ExitCode
 from rljob_api.progress import CheckpointInfo, Finished
 from rljob_workload.core.checkpoint import Checkpoint, CheckpointError, RunDirectory
 from rljob_workload.core.due import ENDING, Cause, Due, DueRules
+from rljob_workload.core.handover import Passage
 from rljob_workload.environments import load_environment
 from rljob_workload.runtime import launch, preflight
 from rljob_workload.runtime.calls import Calls
@@ -29,7 +30,7 @@ from rljob_workload.runtime.control import Control
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.progress import Progress, utc_now
 from rljob_workload.runtime.prompts import cap_report, too_many_skipped
-from rljob_workload.runtime.rank import RankStep
+from rljob_workload.runtime.rank import RankStep, woken
 from rljob_workload.runtime.record import Record
 from rljob_workload.runtime.resume import checkpoint_info, newest_checkpoint, resume
 from rljob_workload.runtime.settings import Attempt
@@ -60,7 +61,6 @@ class Driver:
         self._record = Record(attempt)
         self._environment = load_environment(str(self._spec.environment.builtin), fixed_length=self._task.eos is None)
         self._actors: launch.Actors | None = None
-        self._watch: Watch | None = None
         self._version = 0
         self._newest: CheckpointInfo | None = None
         self._saved_step = 0
@@ -83,8 +83,7 @@ class Driver:
         """Start, resume, train to the end."""
         try:
             self._start()
-            self._watch = Watch(self._calls().actors, self._progress)
-            with self._watch.looking():
+            with Watch(self._calls().actors, self._progress).looking():
                 finished = self._train_to_the_end()
         except RayTaskError as err:
             raise self._calls().classified(err) from err
@@ -170,7 +169,7 @@ class Driver:
             with phases.timed("save"):
                 self._save(step)
                 if not decision.end:
-                    self._wake()
+                    results = woken(results, self._wake())
         reward = self._validate_if_due(step, phases) if not decision.end else None
         reached = self._reached(step, reward)
         too_many = too_many_skipped(self._spec, counters)
@@ -296,8 +295,9 @@ class Driver:
         if self._newest is None or self._newest.step == self._version:
             self._control.saved(self._newest)
 
-    def _wake(self) -> None:
-        self._calls().ranks("wake", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
+    def _wake(self) -> list[Passage]:
+        passages: list[Passage] = self._calls().ranks("wake", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
+        return passages
 
     def _save(self, step: int) -> None:
         """Between train and wake: the engines are down, the collector is paused."""
@@ -351,8 +351,6 @@ class Driver:
         info, clocks, totals = taken.info, self._record.clocks, self._record.totals
         line = metrics_line(step, self._attempt.number, clocks, info, results, counters["counts"], phases, totals)
         line |= {"starved_seconds": round(taken.wait_seconds, 5), "in_flight_cap": self._cap}
-        if self._watch is not None and self._watch.engines_built:
-            line["engine_constructions"] = self._watch.engines_built
         if validation_reward is not None:
             line["validation_reward"] = validation_reward
         self._record.write(line)

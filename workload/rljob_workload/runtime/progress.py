@@ -34,10 +34,11 @@ def utc_now() -> str:
 
 
 class Progress:
-    """The newest report. Updated by the driver's thread, read by the server's."""
+    """The newest report. Updated by the driver's thread and by the one that looks after it, read by the server's."""
 
     def __init__(self, report: ProgressReport, mirror: Path | None = None) -> None:
         self._lock = threading.Lock()
+        self._mirroring = threading.Lock()
         self._report = report
         self._mirror = mirror
         self._mirrored = 0.0
@@ -71,14 +72,16 @@ class Progress:
         return self._final_read.wait(seconds)
 
     def _write_mirror(self) -> None:
-        self._mirrored = time.monotonic()
-        if self._mirror is None:
-            return
-        try:
-            write_json(self._mirror, self.report.to_wire())
-        except OSError as err:
-            # A full volume must not end the run: the next checkpoint says so, with its own exit code.
-            log.warning("cannot write %s: %s", self._mirror, err.strerror or err)
+        with self._mirroring:
+            # The report is read inside: whoever writes last writes the newest.
+            self._mirrored = time.monotonic()
+            if self._mirror is None:
+                return
+            try:
+                write_json(self._mirror, self.report.to_wire())
+            except OSError as err:
+                # A full volume must not end the run: the next checkpoint says so, with its own exit code.
+                log.warning("cannot write %s: %s", self._mirror, err.strerror or err)
 
 
 class ProgressServer:

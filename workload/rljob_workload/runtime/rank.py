@@ -1,8 +1,9 @@
 """One rank: a Ray actor process that owns a policy and its resident engine.
 
 All work methods run one after the other in the actor's default concurrency group, so a rank is either generating or training,
-never both. `status` is called in the `control` group and answers while work is going on. torch and Megatron are imported
-in `setup`, in this process only.
+never both; the way from one to the other is the hand-over (`core.handover`), in which all ranks meet. `status` runs in the
+`control` group and answers while work, or a hand-over that waits for another rank, is going on. torch and Megatron are
+imported in `setup`, in this process only.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.spec import RLJobSpec
 from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request, TrainBatch, TrainStats
+from rljob_workload.core.handover import Handover, Passage, Phase
 from rljob_workload.data.builtin import load_builtin
 from rljob_workload.runtime.concurrency import control
 from rljob_workload.runtime.logs import log_to_file
@@ -47,8 +49,22 @@ class RankStep:
     """What one rank reports of a training step."""
 
     stats: TrainStats
-    handover_seconds: float
     train_seconds: float
+    suspend: Passage
+    #: None where a save follows: the engine stays down.
+    wake: Passage | None
+    #: Engines built in this rank's process so far.
+    engines: int = 1
+
+    @property
+    def handover_seconds(self) -> float:
+        """Both directions, as far as they belong to this step's call."""
+        return self.suspend.seconds + (self.wake.seconds if self.wake else 0.0)
+
+
+def woken(steps: Sequence[RankStep], wakes: Sequence[Passage]) -> list[RankStep]:
+    """The ranks' steps with the ways back to decode that came after a save."""
+    return [replace(step, wake=wake) for step, wake in zip(steps, wakes, strict=True)]
 
 
 class Rank:
@@ -57,7 +73,9 @@ class Rank:
     def __init__(self, place: RankPlace, spec: dict[str, Any]) -> None:
         self._place = place
         self._spec = RLJobSpec.model_validate(spec)
-        self._phase = "Starting"
+        #: What the rank does beside what its hand-over's phase says; empty: just that.
+        self._activity = "Starting"
+        self._handover: Handover | None = None
         self._policy: Policy | None = None
         self._engine: ResidentEngine | None = None
         self._remaining: Counter[tuple[int, int]] = Counter()
@@ -78,8 +96,10 @@ class Rank:
 
     def setup(self, address: str) -> dict[str, float]:
         """Join the other ranks, build the policy and, once for the whole run, the engine."""
-        self._phase = "Loading"
+        self._activity = "Loading"
         began = time.monotonic()
+        from rljob_workload.megatron import device
+        from rljob_workload.megatron.colocated import Colocated
         from rljob_workload.megatron.engine import ResidentEngine
         from rljob_workload.megatron.policy import Policy, init_process_groups, quiet_megatron
         from rljob_workload.megatron.settings import engine_settings, model_settings
@@ -93,10 +113,14 @@ class Rank:
         task = load_builtin(str(self._spec.data.builtin))
         self._policy = Policy(settings)
         self._engine = ResidentEngine(self._policy, engine_settings(self._spec, task), task.tokenizer)
+        barrier = device.RankBarrier(float(self._spec.deadlines.handover_seconds))
+        parts = Colocated(self._policy, self._engine, barrier, offload=self._spec.generation.offload_training_buffers)
+        self._handover = Handover(place.rank, parts)
+        device.settle()
         built = time.monotonic()
         log.info("rank %d of %d is ready: imports %.1f s, model and engine %.2f s", place.rank, place.world,
                  imported - began, built - imported)  # fmt: skip
-        self._phase = "Decode"
+        self._activity = ""
         return {"import_seconds": imported - began, "build_seconds": built - imported}
 
     # ---- generation -------------------------------------------------------------------------
@@ -106,6 +130,7 @@ class Rank:
 
         All ranks of a replica run this in lockstep, which is why it is bounded by iterations and not by a clock.
         """
+        self._ready_handover().expect(Phase.DECODE)
         engine = self._ready_engine()
         for request in engine.submit(requests):
             self._remaining[request.tag] = request.answers
@@ -132,41 +157,33 @@ class Rank:
 
     def validate(self, prompts: Sequence[Request]) -> list[Answer]:
         """Greedy answers through the same engine. Training answers that finish meanwhile go out with the next decode."""
-        self._phase = "Validate"
+        self._ready_handover().expect(Phase.DECODE)
+        self._activity = "Validate"
         validated, training = self._ready_engine().validate(prompts)
         self._stash.extend(training)
-        self._phase = "Decode"
+        self._activity = ""
         return validated if self._speaks() else []
 
     # ---- training ---------------------------------------------------------------------------
 
     def train(self, batch: TrainBatch, wake: bool) -> RankStep:
-        """Suspend the engine, take one optimizer step, and wake the engine unless a save follows."""
-        policy, engine = self._ready_policy(), self._ready_engine()
+        """Hand over to training, take one optimizer step, and hand back to decode unless a save follows."""
+        policy, handover = self._ready_policy(), self._ready_handover()
+        suspend = handover.to_train()
         began = time.monotonic()
-        self._phase = "Train"
-        engine.suspend()
-        policy.enter_train()
-        suspended = time.monotonic()
         rows = batch.shard(policy.data_rank, policy.data_size)
         stats = policy.train_step(rows, longest=batch.longest, answer_tokens=batch.answer_tokens)
         self._record_step(batch)
         trained = time.monotonic()
-        if wake:
-            self.wake()
-        woken = time.monotonic()
-        return RankStep(stats, (suspended - began) + (woken - trained), trained - suspended)
+        return RankStep(stats, trained - began, suspend, handover.to_decode() if wake else None, _engines_built())
 
-    def sleep(self) -> None:
-        """Suspend the engine without training (a save outside the usual place follows)."""
-        self._ready_engine().suspend()
+    def sleep(self) -> Passage:
+        """Hand over to training without a step (a save outside the usual place follows)."""
+        return self._ready_handover().to_train()
 
-    def wake(self) -> None:
-        """Go back to generating, with the new weights."""
-        policy = self._ready_policy()
-        policy.enter_generate()
-        self._ready_engine().resume(policy.version)
-        self._phase = "Decode"
+    def wake(self) -> Passage:
+        """Hand back to decode, with the new weights."""
+        return self._ready_handover().to_decode()
 
     def _record_step(self, batch: TrainBatch) -> None:
         """An independent record of what was trained, for auditors: not read by the trainer."""
@@ -184,34 +201,40 @@ class Rank:
         """Write this rank's part of a checkpoint; called between `train` and `wake`."""
         from rljob_workload.megatron import weights
 
-        self._phase = "Save"
-        weights.save(self._ready_policy(), self._ready_engine().sampler, Path(directory))
+        with self._ready_handover().saving():
+            weights.save(self._ready_policy(), self._ready_engine().sampler, Path(directory))
 
     def load(self, directory: str, version: int) -> None:
         """Take over a checkpoint's weights, optimizer and random state."""
         from rljob_workload.megatron import weights
 
-        self._phase = "Loading"
-        policy, engine = self._ready_policy(), self._ready_engine()
-        engine.suspend()
+        self._activity = "Loading"
+        policy, engine, handover = self._ready_policy(), self._ready_engine(), self._ready_handover()
+        handover.to_train()
         weights.load(policy, engine.sampler, Path(directory))
         policy.version = version
-        self.wake()
+        handover.to_decode()
+        self._activity = ""
 
     # ---- reading ----------------------------------------------------------------------------
 
     @control
     def status(self) -> dict[str, Any]:
-        """Where this rank is; answers while work is going on."""
-        from rljob_workload.megatron.engine import engines_built
+        """Where this rank is; answers while work is going on.
 
-        engine = self._engine
+        `step`: the step of a hand-over under way. `engine_steps` tells which rank a replica's others wait for.
+        """
+        engine, handover = self._engine, self._handover
         return {
             "rank": self._place.rank,
             "pid": os.getpid(),
-            "phase": self._phase,
+            "phase": self._activity or (str(handover.phase) if handover else ""),
+            "step": handover.now.step if handover else "",
+            "phase_seconds": round(handover.lasting(), 3) if handover else 0.0,
             "in_flight_answers": engine.in_flight if engine else 0,
-            "engine/constructions": engines_built(),
+            "engine_steps": engine.steps if engine else 0,
+            "tokens_in_flight": engine.tokens_in_flight() if engine else {},
+            "engine/constructions": _engines_built() if engine else 0,
             "policy_version": self._policy.version if self._policy else 0,
         }
 
@@ -227,3 +250,15 @@ class Rank:
         if self._engine is None:
             raise RuntimeError("setup() must come first")
         return self._engine
+
+    def _ready_handover(self) -> Handover:
+        if self._handover is None:
+            raise RuntimeError("setup() must come first")
+        return self._handover
+
+
+def _engines_built() -> int:
+    """The count of this process, without importing torch where there is no engine."""
+    from rljob_workload.megatron.engine import engines_built
+
+    return engines_built()

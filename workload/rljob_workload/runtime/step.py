@@ -111,6 +111,13 @@ def metrics_line(
         "clipped": sum(s.clipped for s in speaking) / tokens,
         "grad_norm": max(s.grad_norm for s in speaking),
         "largest_logprob_change": max(s.largest_logprob_change for s in speaking),
+        # None: no answer of this step was sampled by the weights that were trained.
+        "train/gen_logprob_error": max(
+            (s.gen_logprob_error for s in speaking if s.gen_logprob_error is not None), default=None
+        ),
+        "handover/suspend_seconds": round(max(result.suspend.seconds for result in results), 5),
+        "handover/wake_seconds": round(max((r.wake.seconds for r in results if r.wake), default=0.0), 5),
+        "engine/constructions": max(result.engines for result in results),
         "samples": info.samples,
         "answer_tokens": tokens,
         "spanning_answers": info.spanning,

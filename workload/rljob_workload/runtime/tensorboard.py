@@ -135,7 +135,6 @@ _NOT_SHOWN = frozenset({"step", "attempt", "filtered"})
 _INSIDE = {"seconds": "seconds", "prompts": "prompts", "ages": "age", "totals": "total"}
 #: Numbers that have a name of their own.
 _NAMES = {
-    "engine_constructions": "engine/constructions",
     "in_flight_cap": "prompts/in_flight_cap",
     "validation_reward": "validation/reward",
 }
@@ -149,4 +148,4 @@ def scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
                 if isinstance(number, int | float):
                     yield f"{prefix}/{name}", float(number)
         elif key not in _NOT_SHOWN and isinstance(value, int | float):
-            yield _NAMES.get(key, f"train/{key}"), float(value)
+            yield _NAMES.get(key, key if "/" in key else f"train/{key}"), float(value)

@@ -38,12 +38,6 @@ class Watch:
         self._actors = actors
         self._progress = progress
         self._ended = threading.Event()
-        self._engines_built = 0
-
-    @property
-    def engines_built(self) -> int:
-        """The most engines that a rank has built so far, as far as is known; 0 before the first look."""
-        return self._engines_built
 
     @contextmanager
     def looking(self) -> Iterator[None]:
@@ -54,14 +48,16 @@ class Watch:
             yield
         finally:
             self._ended.set()
-            thread.join()
+            thread.join(1.0)  # a look that waits for a silent actor must not hold up the end; it changes nothing any more
 
     def _follow(self) -> None:
         while True:
             try:
                 self.look()
-            except RayError as err:
+            except Exception as err:
                 # An actor that has died ends the driver's own call to it, with the cause; here it is only a missing line.
+                if not isinstance(err, RayError) and not self._ended.is_set():
+                    raise
                 log.debug("no look at the actors: %s", type(err).__name__)
             if self._ended.wait(LOOK_SECONDS):
                 return
@@ -72,7 +68,6 @@ class Watch:
         done, _ = ray.wait(calls, num_returns=len(calls), timeout=ANSWER_SECONDS)
         answers = [_answer(call) if call in done else None for call in calls]
         collector, ranks = answers[0], answers[1:]
-        self._engines_built = max([self._engines_built, *(rank["engine/constructions"] for rank in ranks if rank)])
         if self._ended.is_set():
             return
         oldest = [] if collector is None else oldest_prompts(collector["oldest_in_flight"], [rank for rank in ranks if rank])

@@ -46,6 +46,7 @@ class Judged:
     #: None when it has none that can be read.
     manifest: Manifest | None
     level: Level
+    valid: bool
     #: Why it is not valid, or not read; "" otherwise.
     why: str
 
@@ -95,8 +96,8 @@ def _judge(files: Files, name: Name, lineage: Lineage, level: Level) -> Judged:
         manifest = read_manifest(files, str(name))
         verify(files, str(name), level)
     except InvalidCheckpointError as err:
-        return Judged(name, on_lineage, manifest, level, err.why)
-    return Judged(name, on_lineage, manifest, verified_level(manifest, level), why)
+        return Judged(name, on_lineage, manifest, level, valid=False, why=err.why)
+    return Judged(name, on_lineage, manifest, verified_level(manifest, level), valid=True, why=why)
 
 
 def _lineage_for(files: Files, fence: Fence, taker: Owner | None) -> Lineage:

@@ -47,6 +47,9 @@ POINTS = (
     PatchPoint("megatron.core.transformer.attention", "HAVE_FA3"),
     PatchPoint("megatron.core.transformer.attention", "HAVE_FA4"),
     PatchPoint("megatron.core.inference.contexts.dynamic_context", "triton_append_key_value_cache"),
+    PatchPoint(
+        "megatron.core.inference.contexts.dynamic_context", "DynamicInferenceContext._allocate_memory_buffer", ("self",)
+    ),
     PatchPoint("megatron.core.optimizer.distrib_optimizer", "HAVE_APEX_OR_TE"),
     PatchPoint(
         "megatron.core.optimizer.distrib_optimizer",
@@ -65,6 +68,29 @@ POINTS = (
     ),
     PatchPoint("megatron.core.dist_checkpointing.strategies.filesystem_async", "_results_queue"),
     PatchPoint("megatron.core.inference.engines.dynamic_engine", "DynamicInferenceEngine.step_modern", ("self",)),
+    PatchPoint(
+        "megatron.core.inference.engines.dynamic_engine", "DynamicInferenceEngine.schedule_non_chunked_prefill", ("self",)
+    ),
+    # `admission` leaves the state that these three leave.
+    PatchPoint(
+        "megatron.core.inference.contexts.dynamic_context",
+        "DynamicInferenceContext.add_request",
+        ("self", "req", "prefill_chunk_length"),
+    ),
+    PatchPoint(
+        "megatron.core.inference.contexts.dynamic_context", "DynamicInferenceContext.check_availability", ("self", "req")
+    ),
+    PatchPoint(
+        "megatron.core.inference.contexts.kv_block_allocator",
+        "KVBlockAllocator.allocate_memory_blocks",
+        ("self", "num_blocks"),
+    ),
+    # Multiplies by `torch.matmul` and `Tensor.matmul`, which are oneDNN's for this module.
+    PatchPoint(
+        "megatron.core.tensor_parallel.layers",
+        "LinearWithGradAccumulationAndAsyncCommunication.backward",
+        ("ctx", "grad_output"),
+    ),
     PatchPoint("megatron.core.inference.engines.dynamic_engine", "DynamicInferenceEngine.suspend", ("self",)),
     PatchPoint("megatron.core.inference.engines.dynamic_engine", "DynamicInferenceEngine.resume", ("self",)),
     PatchPoint(

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from rljob_workload.megatron.shim import uneven
+from rljob_workload.megatron.shim import gemm, uneven
 
 CPU = torch.device("cpu")
 _GIB = 1 << 30
@@ -24,6 +24,8 @@ _FACTORIES = (
     *("zeros_like", "ones_like", "empty_like", "full_like", "as_tensor", "randperm", "empty_strided", "scalar_tensor"),
 )
 
+#: The module of Megatron's linear layers.
+_LINEAR = "megatron.core.tensor_parallel.layers"
 #: Functions of `megatron.core.tensor_parallel.mappings` that need another form on gloo.
 _UNEVEN = {
     "_gather_along_first_dim": uneven.gather_along_first_dim,
@@ -155,6 +157,8 @@ def _fix_module(module: types.ModuleType, proxy: _Proxy) -> None:
     names = module.__dict__
     if names.get("torch") is torch:
         names["torch"] = proxy
+    if module.__name__ == _LINEAR:
+        names["torch"] = _Proxy(proxy, matmul=gemm.matmul)
     for name in ("range_push", "range_pop"):
         if getattr(names.get(name), "__module__", "") == "torch.cuda.nvtx":
             names[name] = _zero
@@ -205,8 +209,9 @@ def _called_from_megatron() -> bool:
 
 
 def _patch_tensor() -> None:
-    """Three tensor methods cannot be scoped by module; they differ only when Megatron calls them."""
+    """Four tensor methods cannot be scoped by module; they differ only when Megatron calls them."""
     real_type, real_cuda, real_pin = torch.Tensor.type, torch.Tensor.cuda, torch.Tensor.pin_memory
+    real_matmul = torch.Tensor.matmul
 
     def type_(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         result = real_type(self, *args, **kwargs)
@@ -221,6 +226,11 @@ def _patch_tensor() -> None:
     def pin_memory(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return self if _called_from_megatron() else real_pin(self, *args, **kwargs)
 
+    def matmul(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        linear = sys._getframe(1).f_globals.get("__name__") == _LINEAR
+        return gemm.matmul(self, other) if linear else real_matmul(self, other)
+
+    torch.Tensor.matmul = matmul  # type: ignore[method-assign,assignment]
     torch.Tensor.type = type_  # type: ignore[assignment]
     torch.Tensor.cuda = cuda  # type: ignore[method-assign,assignment]
     torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign,assignment]
