@@ -74,8 +74,6 @@ faults: install ## Every fault of the catalogue on the cluster, with the job's c
 proof-kubernetes: install ## Kill head, worker and driver of a run on the cluster; writes docs/proof/kubernetes.*
 	@dev/faults.sh $(PY) -m dev.proof_kubernetes
 
-.PHONY: bench-train bench-operator
-bench-train: install ## Steps/s, samples/s and the share of each phase, under rljob local
 .PHONY: bench-train bench-train-page bench-operator bench-handover
 bench-handover: install ## 1,000 hand-overs in each cache mode with answers in flight: processor time, memory
 	@$(PY) -W ignore -m benchmarks.handover
