@@ -89,3 +89,11 @@ proof-sim: install ## 10,000 simulated schedules, the mutants and the rivals: no
 	@$(PY) -m rljob_workload.core.simulation.proof
 bench-ledger: install ## Cost of the prompt ledger: time, memory, saved size
 	@$(PY) -m benchmarks.ledger
+
+.PHONY: proof proof-slow bench-checkpoint
+proof: install ## Kill the real trainer 24 times in 2,000 steps of SEED; audit it; writes docs/proof and the README's figures
+	@$(PY) -m dev.proof --seed $(SEED)
+proof-slow: install ## 200 SIGKILLs in short runs (build/proof-slow.json)
+	@$(PY) -m dev.proof --slow --seed $(SEED)
+bench-checkpoint: install ## Saves and loads at 0.1 M, 10 M and 135 M parameters beside torch.save
+	@$(PY) -m benchmarks.checkpoint

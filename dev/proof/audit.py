@@ -25,6 +25,7 @@ class Audit:
     handed_out: int
     trained: int
     filtered: int
+    filtered_ordinals: list[int]
     skipped: dict[int, str]
     skipped_by: dict[str, int]
     #: Skipped prompts whose row the environment never judges.
@@ -75,6 +76,7 @@ def audit(directory: Path, sizes: Sizes, report: Mapping[str, Any]) -> Audit:
         handed_out=now.high,
         trained=sum(now.trained.values()),
         filtered=len(now.filtered),
+        filtered_ordinals=sorted(now.filtered),
         skipped=dict(sorted(now.skipped.items())),
         skipped_by=dict(Counter(now.skipped.values())),
         skipped_poisoned=sum(data.row_at(ordinal) in poisoned() for ordinal in now.skipped),

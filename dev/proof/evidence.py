@@ -7,7 +7,6 @@ the same. Which life goes on from which checkpoint comes from the volume.
 from __future__ import annotations
 
 import random
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from dev.proof.life import JOURNAL, HarnessError, read_lines
+from rljob_workload.core.checkpoint import RunDirectory
 from rljob_workload.core.simulation import auditor as told
+from rljob_workload.core.store.lineage import Name
 from rljob_workload.data.builtin import load_builtin
 from rljob_workload.environments.unreliable import never_judged
 from rljob_workload.runtime.journal import row_number
@@ -60,17 +61,15 @@ def _trained(path: Path) -> dict[tuple[int, int], tuple[int, ...]]:
     return {(line["attempt"], line["step"]): tuple(line["ordinals"]) for line in read_lines(path)}
 
 
-_RESUMED = re.compile(r"resumed from step-(\d+)-t(\d+):")
-
-
 def _lineage(directory: Path) -> tuple[dict[int, tuple[int, int] | None], dict[int, int]]:
-    """From the drivers' logs."""
+    """From the volume's record of tokens: what each attempt goes on from, and its token."""
     resumed: dict[int, tuple[int, int] | None] = {}
-    for path in sorted((directory / "logs").glob("driver-attempt-*.log")):
-        attempt = int(path.stem.rpartition("-")[2])
-        found = _RESUMED.search(path.read_text(errors="replace"))
-        resumed[attempt] = (int(found[1]), int(found[2])) if found else None
-    return resumed, {attempt: attempt for attempt in resumed}
+    tokens: dict[int, int] = {}
+    for entry in RunDirectory(directory).fence().entries:
+        name = Name.parse(entry.resumed_from) if entry.resumed_from else None
+        resumed[entry.attempt] = (name.step, name.token) if name else None
+        tokens[entry.attempt] = entry.token
+    return resumed, tokens
 
 
 # ---- the run as the auditor is told it -------------------------------------------------------------

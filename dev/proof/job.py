@@ -26,8 +26,8 @@ class Sizes:
 
     @property
     def in_flight(self) -> int:
-        """Prompts that are answered at the same time: all that the age limit allows."""
-        return self.prompts_per_step * (self.max_age + 1)
+        """Prompts that are answered at the same time: fewer than the age limit allows, so that they do not move in step."""
+        return self.prompts_per_step * self.max_age
 
 
 def manifest(sizes: Sizes) -> dict[str, Any]:

@@ -27,6 +27,14 @@ class HarnessError(Exception):
     """The proof cannot go on: the trainer did something else than train."""
 
 
+class EndedError(HarnessError):
+    """A life ended by itself, before it was killed and before the run was finished."""
+
+    def __init__(self, life: Life) -> None:
+        super().__init__(f"life {life.number} ended with exit code {life.process.returncode}:\n{life.last_words()}")
+        self.exit_code = life.process.returncode
+
+
 @dataclass
 class Life:
     """A running `rljob local`. Its process group is its own, and Ray's daemons are its descendants."""
@@ -57,7 +65,7 @@ class Life:
             if self.process.poll() is not None:
                 if self.process.returncode == 0:
                     return False
-                raise HarnessError(f"life {self.number} ended with exit code {self.process.returncode}:\n{self.last_words()}")
+                raise EndedError(self)
             if time.monotonic() > deadline:
                 self.kill()
                 raise HarnessError(f"life {self.number}: not within {seconds:g} s: {what}\n{self.last_words()}")

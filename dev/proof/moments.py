@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from dev.proof.life import Life
 
@@ -65,7 +66,9 @@ def plan(draw: random.Random, aim: Hit) -> Plan:
 def strike(life: Life, plan: Plan, *, delay: float, start_seconds: float) -> bool:
     """Wait for the moment and kill. False when the run had ended before."""
     if plan.aim is Hit.RESUME:
-        time.sleep(plan.when * start_seconds)
+        wanted = time.monotonic() + plan.when * start_seconds
+        if not life.wait_until(lambda: time.monotonic() > wanted, "", seconds=start_seconds + 60, every=0.05):
+            return False
     else:
         if not life.wait_until_ready():
             return False
@@ -74,7 +77,7 @@ def strike(life: Life, plan: Plan, *, delay: float, start_seconds: float) -> boo
             return False
         if plan.aim is Hit.SAVE and not _until_save(life, plan.within * SAVE_SECONDS):
             return False
-        if plan.aim is Hit.COMMIT and not _until_uncommitted(life, plan.within):
+        if plan.aim is Hit.COMMIT and not until_uncommitted(life, plan.within):
             return False
     if life.process.poll() is not None:
         return False
@@ -95,7 +98,7 @@ def _until_save(life: Life, more: float) -> bool:
     return True
 
 
-def _until_uncommitted(life: Life, within: float) -> bool:
+def until_uncommitted(life: Life, within: float) -> bool:
     """Hold the driver, again and again, until the ranks have ended a step in the meantime: it cannot be committed then."""
 
     def caught() -> bool:
@@ -118,15 +121,24 @@ def hit(life: Life) -> Hit:
     events = life.events()
     if not any("asked" in event for event in events):
         return Hit.RESUME if _checkpoints(life.directory) else Hit.START
-    committed = {event["committed"] for event in events if "committed" in event}
+    committed = [event["committed"] for event in events if "committed" in event]
     trained = life.trained()
     if trained and trained[-1] not in committed:
         return Hit.COMMIT
+    if _unpublished(life, events):
+        return Hit.SAVE
     last = next((event for event in reversed(events) if {"snapshot", "asked"} & event.keys()), {})
-    if "snapshot" in last:
-        published = any(path.name.startswith(f"step-{trained[-1]:06d}-") for path in life.directory.iterdir())
-        return Hit.SAVED if published else Hit.SAVE
-    return Hit.STEPS
+    return Hit.SAVED if "snapshot" in last else Hit.STEPS
+
+
+def _unpublished(life: Life, events: list[dict[str, Any]]) -> bool:
+    """Whether the newest save of this life has not become a checkpoint. Engines may have gone on generating meanwhile."""
+    step, saved = 0, None
+    for event in events:
+        step = event.get("committed", step)
+        if "snapshot" in event:
+            saved = step
+    return saved is not None and not any(name.startswith(f"step-{saved:06d}-") for name in _checkpoints(life.directory))
 
 
 def _checkpoints(directory: Path) -> list[str]:

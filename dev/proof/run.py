@@ -8,17 +8,22 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from dev.proof import moments
 from dev.proof.audit import Audit, audit
 from dev.proof.job import Sizes, write
-from dev.proof.life import HarnessError, Life, read_lines
+from dev.proof.life import EndedError, HarnessError, Life, read_lines
 from dev.proof.moments import WANTED, Hit
 
+#: What the harness itself remembers of a run, beside the run's directory.
+STORY = "story.json"
 #: Kills beyond the plan, to reach the wanted numbers: a moment of milliseconds is sometimes missed.
 MOST_MORE = 24
+#: Lives that may end by themselves in one run; each is listed.
+MOST_ENDED = 5
 #: Seconds for the last life, which only has to finish.
 FINISH_SECONDS = 1800.0
 _START_SECONDS = 8.0
@@ -46,16 +51,41 @@ class Outcome:
     sizes: Sizes
     kills: list[Kill]
     audit: Audit
+    #: Steps, rewards and accumulated seconds, from metrics.jsonl.
+    metrics: list[dict[str, Any]]
     seconds: float
-    directory: Path
-    lives: int = 0
-    hits: dict[str, int] = field(default_factory=dict)
+    lives: int
+    #: Lives that ended neither by our kill nor with the run.
+    ended: list[dict[str, int]]
+
+    @property
+    def hits(self) -> dict[str, int]:
+        """Kills by what they hit."""
+        return {str(hit): found for hit in Hit if (found := sum(kill.hit == hit for kill in self.kills))}
+
+
+def judged(base: Path) -> Outcome:
+    """The verdict on a run directory that a proof has left behind."""
+    story = json.loads((base / STORY).read_text())
+    sizes = Sizes(**story["sizes"])
+    report = json.loads((base / "run" / "progress.json").read_text())
+    return Outcome(
+        story["seed"],
+        sizes,
+        [Kill(**kill) for kill in story["kills"]],
+        audit(base / "run", sizes, report),
+        list(read_lines(base / "run" / "metrics.jsonl")),
+        story["seconds"],
+        story["lives"],
+        story["ended"],
+    )
 
 
 class ProofRun:
     """A run directory, its lives and their kills."""
 
     def __init__(self, directory: Path, sizes: Sizes, seed: int, say: Callable[[str], None] = print) -> None:
+        self._base = directory
         self._directory = directory / "run"
         self._job = write(sizes, directory / "job.yaml")
         self._sizes = sizes
@@ -64,6 +94,7 @@ class ProofRun:
         self._say = say
         self._kills: list[Kill] = []
         self._starts: list[float] = []
+        self._ended: list[dict[str, int]] = []
         self._lives = 0
         self._began = time.monotonic()
 
@@ -72,23 +103,36 @@ class ProofRun:
         pending = moments.plans(self._draw, kills, each)
         while pending:
             plan = pending.pop(0)
-            if not self._kill(plan, len(pending)):
+            if not self._attended(plan, len(pending)):
                 raise HarnessError(f"the run finished after {len(self._kills)} kills of {kills}; give it more steps")
             if not pending and len(self._kills) < kills + MOST_MORE:
                 hits = Counter(kill.hit for kill in self._kills)
                 pending = [moments.plan(self._draw, aim) for aim in WANTED if hits[aim] < each]
-        self._finish()
-        report = json.loads((self._directory / "progress.json").read_text())
-        return Outcome(
-            self._seed,
-            self._sizes,
-            self._kills,
-            audit(self._directory, self._sizes, report),
-            round(time.monotonic() - self._began, 1),
-            self._directory,
-            self._lives,
-            dict(Counter(kill.hit for kill in self._kills)),
-        )
+        self._attend(self._finish)
+        story = {
+            "seed": self._seed,
+            "sizes": asdict(self._sizes),
+            "kills": [asdict(kill) for kill in self._kills],
+            "ended": self._ended,
+            "seconds": round(time.monotonic() - self._began, 1),
+            "lives": self._lives,
+        }
+        (self._base / STORY).write_text(json.dumps(story, indent=2))
+        return judged(self._base)
+
+    def _attended(self, plan: moments.Plan, more: int) -> bool:
+        return self._attend(lambda: self._kill(plan, more))
+
+    def _attend[Result](self, work: Callable[[], Result]) -> Result:
+        """Do it again when a life ends by itself, as an operator would: a loaded machine lets Ray's start time out."""
+        while True:
+            try:
+                return work()
+            except EndedError as err:
+                self._ended.append({"attempt": self._lives, "exit_code": err.exit_code})
+                self._say(f"attempt {self._lives} ended by itself with exit code {err.exit_code}")
+                if len(self._ended) > MOST_ENDED:
+                    raise
 
     def _begin(self) -> Life:
         self._lives += 1

@@ -48,6 +48,7 @@ HONOURED = frozenset(
         "checkpoint.everySeconds",
         "checkpoint.keepLast",
         "checkpoint.loadReplayBuffer",
+        *(f"checkpoint.{name}" for name in ("verify", "onExisting", "from.claimName", "from.path")),
         "prompts.maxSkipped",
         "prompts.retryBudget",
         "prompts.onExceeded",
@@ -98,10 +99,6 @@ PARTLY: dict[str, Partly] = {
         "data.jsonl.path": _only(None),
         "data.parquet.path": _only(None),
         "data.dataset.path": _only(None),
-        "checkpoint.verify": _only("Sizes"),
-        "checkpoint.onExisting": _only("Resume"),
-        "checkpoint.from.claimName": _only(None),
-        "checkpoint.from.path": _only(None),
         "queueName": _only(None),
     }.items()
 }

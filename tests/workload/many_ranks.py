@@ -19,6 +19,7 @@ from rljob_api.layout import layout_of
 from rljob_api.spec import RLJobSpec
 from rljob_workload.algorithm.batch import Answer, DecodeSlice, TrainBatch, TrainStats
 from rljob_workload.core.rollouts import Rollouts, StepInfo
+from rljob_workload.core.weight_digest import WeightDigest
 from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.environments import load_environment
 from rljob_workload.runtime.collector import build_rollouts
@@ -27,6 +28,8 @@ from rljob_workload.runtime.step import validation_prompts
 
 #: Seconds for one call of all ranks; far above what any takes, so that a hang is a failure and not a stuck test.
 CALL_SECONDS = 120
+#: Beside saved weights: their digest.
+DIGEST = "digest"
 
 
 class RankFailedError(Exception):
@@ -203,12 +206,17 @@ class Trainer:
         """Write a checkpoint's weights, and go on."""
         directory.mkdir(parents=True)
         self.ranks.call("sleep")
-        self.ranks.call("save", str(directory))
+        staged = self.ranks.call("save", str(directory))
         self.ranks.call("wake")
+        reports = self.ranks.call("written")
+        self.ranks.call("finish_save", reports)
+        # What the manifest holds in a run: the digest of all ranks' parameters.
+        (directory / DIGEST).write_text(str(sum((part.digest for part in staged), WeightDigest())))
 
     def load(self, directory: Path, version: int) -> None:
         """Take over a checkpoint's weights."""
-        self.ranks.call("load", str(directory), version)
+        loaded = self.ranks.call("load", str(directory), version, {})
+        assert str(sum(loaded, WeightDigest())) == (directory / DIGEST).read_text(), "the same weights in another layout"
         self.version = version
 
     def _accept(self, answers: Sequence[Answer]) -> None:

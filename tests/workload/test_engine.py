@@ -151,7 +151,7 @@ def test_a_save_on_a_full_volume_says_so(uneven: Loop, tmp_path: Path, monkeypat
     """Megatron's writer names no cause, and its exception is none that `except Exception` sees."""
     from megatron.core import dist_checkpointing
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise CheckpointException("write", {0: (RuntimeError("Worker failure"), None)})  # type: ignore[dict-item]
 
     monkeypatch.setattr(dist_checkpointing, "save", fail)

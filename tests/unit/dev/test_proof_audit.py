@@ -12,6 +12,7 @@ from dev.proof.audit import Audit, audit
 from dev.proof.job import Sizes
 
 from rljob_workload.algorithm.batch import Answer
+from rljob_workload.core.checkpoint import Owner, RunDirectory
 from rljob_workload.core.rollouts import Rollouts, RolloutSettings
 from rljob_workload.core.source import SeekableSource
 from rljob_workload.core.window import Window
@@ -28,7 +29,6 @@ class Trainer:
         self.directory = directory
         self.attempt = 0
         self.saved: tuple[int, Any] = (0, None)
-        (directory / "logs").mkdir(parents=True)
         (directory / "trained").mkdir()
 
     def live(self, until: int, *, commit_last: bool = True) -> Rollouts:
@@ -38,8 +38,8 @@ class Trainer:
             SeekableSource(load_builtin("copyv").rows, seed=SIZES.seed, shuffle=True), Window(4, 1, SIZES.steps), settings, None
         )
         step, state = self.saved
-        log = self.directory / "logs" / f"driver-attempt-{self.attempt:06d}.log"
-        log.write_text(f"resumed from step-{step:06d}-t{self.attempt - 1:06d}: x" if state else "from scratch")
+        parent = f"step-{step:06d}-t{self.attempt - 1:06d}" if state else None
+        RunDirectory(self.directory).take_token(Owner(name="proof", uid="u", attempt=self.attempt), parent)
         if state:
             books.restore(json.loads(json.dumps(state)), version=step, load_buffer=True)
         while step < until:

@@ -110,10 +110,9 @@ def test_a_run_whose_checkpoints_are_all_damaged_never_starts_over(
 
 def test_steps_below_the_checkpoints_step_are_refused_with_both_numbers(tmp_path: Path) -> None:
     save(tmp_path, 30)
-    assert run(attempt_in(tmp_path, algorithm__grpo__steps=10)) == ExitCode.INVALID_SPEC
+    assert run(attempt_in(tmp_path, algorithm__grpo__steps=10)) == ExitCode.REFUSED
     _, message = failed(tmp_path)
-    assert "spec.algorithm.grpo.steps is 10" in message
-    assert "is at step 30" in message
+    assert "spec.algorithm.grpo.steps: checkpoint is at step 30, spec says 10; set it to 30 or more" in message
 
 
 def test_a_report_that_names_its_resume_has_the_prompts_of_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

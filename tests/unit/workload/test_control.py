@@ -52,8 +52,9 @@ class World:
 
     def save(self, step: int) -> None:
         """What the driver does when it has saved."""
-        self.due.saved(0.1)
-        self.control.saved(CheckpointInfo(step=step, path=f"runs/d/n/step-{step:06d}-t000001"))
+        self.due.begun()
+        ticket = self.control.saving()
+        self.control.saved(CheckpointInfo(step=step, path=f"runs/d/n/step-{step:06d}-t000001"), ticket)
 
 
 @pytest.fixture
@@ -117,6 +118,27 @@ def test_a_save_that_is_waited_for_names_the_checkpoint(world: World) -> None:
     thread.join()
     assert (status, said["accepted"], said["step"]) == (200, True, 8)
     assert said["checkpoint"] == {"step": 8, "path": "runs/d/n/step-000008-t000001"}
+    assert world.due.urgent() is None
+
+
+def test_a_save_that_was_asked_for_after_another_one_had_begun_waits_for_its_own(world: World) -> None:
+    """The first one's copies are older than the wish, however late its files are written."""
+    world.control.attach(world.due, 7, None)
+    world.due.begun()
+    earlier = world.control.saving()
+
+    def driver() -> None:
+        world.control.events.get(timeout=5)
+        world.control.saved(CheckpointInfo(step=7, path="runs/d/n/step-000007-t000001"), earlier)
+        world.due.took(0.1)
+        assert world.due.urgent() is Cause.REQUEST
+        world.save(9)
+
+    thread = threading.Thread(target=driver)
+    thread.start()
+    _, said = world.post(names.CONTROL_SAVE_PATH + "?wait=30")
+    thread.join()
+    assert said["checkpoint"]["step"] == 9
     assert world.due.urgent() is None
 
 

@@ -20,8 +20,12 @@ from rljob_workload.algorithm.batch import TrainStats
 from rljob_workload.core.due import Cause
 from rljob_workload.core.groups import StepInfo
 from rljob_workload.core.handover import Passage
+from rljob_workload.core.ledger import Ledger
+from rljob_workload.core.ledger_file import ledger_to_json
 from rljob_workload.core.rollouts import RestoreReport
+from rljob_workload.core.weight_digest import Staged, WeightDigest
 from rljob_workload.runtime import driver as driver_module
+from rljob_workload.runtime import saves as saves_module
 from rljob_workload.runtime.calls import Calls
 from rljob_workload.runtime.collector import Taken
 from rljob_workload.runtime.control import Control
@@ -55,13 +59,14 @@ class World:
         self.directory = directory
         monkeypatch.setattr(driver_module.launch, "launch", lambda *_, **__: self.actors())
         monkeypatch.setattr(driver_module, "Watch", lambda *_: SimpleNamespace(looking=threading.Lock))
+        monkeypatch.setattr(saves_module, "_in_background", lambda *_: [])
         monkeypatch.setattr(Calls, "get", lambda _, refs, *__: refs)
         monkeypatch.setattr(Calls, "ranks", lambda _, method, seconds, code, *arguments: self.ranks(method, *arguments))
         grpo = {"algorithm__grpo__steps": STEPS, "validation": None}
         self.driver = Driver(attempt_in(directory, **(grpo | changes)), self.progress, self.stop, self.control, spread=False)
 
     def actors(self) -> Any:
-        rank = SimpleNamespace(address=self.method("address"), setup=self.method("setup"))
+        rank = SimpleNamespace(**{name: self.method(name) for name in ("address", "setup", "written", "finish_save")})
         names = ("start", "status", "commit", "resume", "snapshot", "interrupt", "restore")
         methods = {name: self.method(name, getattr(self, name, lambda *_: None)) for name in names}
         take = SimpleNamespace(options=lambda num_returns: SimpleNamespace(remote=self.take))
@@ -81,7 +86,7 @@ class World:
 
     def ranks(self, method: str, *arguments: Any) -> Any:
         self.say(method + {True: " and wake", False: ""}[method == "train" and arguments[1]])
-        return [STEP if method == "train" else PASSAGE]
+        return [{"save": Staged(WeightDigest(), 0), "load": WeightDigest(), "train": STEP}.get(method, PASSAGE)]
 
     def take(self, step: int) -> tuple[Any, Any]:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -106,7 +111,7 @@ class World:
         return {"counts": counts, "skipped_names": {}, "cap": cap}
 
     def snapshot(self) -> Any:
-        return {"ledger": "of this moment"}
+        return {"ledger": ledger_to_json(Ledger())}
 
     def restore(self, *_: Any) -> RestoreReport:
         return RestoreReport(self.trained, 0, [])
@@ -158,7 +163,7 @@ def test_a_save_that_is_asked_for_while_groups_are_missing_does_not_wait_for_the
     assert isinstance(world.run(), Finished)
     at = world.trace.index("take 3")
     assert world.trace[at : at + 8] == ["take 3", "interrupt 3", "sleep", *SAVE, "wake", "resume 2", "take 3"]
-    assert world.saved() == ["step-000002-t000002", "step-000006-t000002"]
+    assert world.saved() == ["step-000002-t000001", "step-000006-t000001"]
 
 
 def test_a_save_that_is_asked_for_in_the_middle_of_training_is_made_before_the_next_step(make: Any) -> None:
@@ -182,7 +187,7 @@ def test_sigterm_saves_the_steps_that_are_done_and_ends_without_another(make: An
     world.hold = {3}
     world.during[moment] = world.sigterm
     assert end_of(world) == (ExitCode.STOPPED, "stopped by SIGTERM after step 2, which was saved")
-    assert world.saved() == ["step-000002-t000002"]
+    assert world.saved() == ["step-000002-t000001"]
     assert world.trace[-3:] == ["sleep", *SAVE]
     assert "train" not in world.trace[world.trace.index("commit 2") :]
 
@@ -219,7 +224,7 @@ def test_seconds_since_the_last_save_make_one_due(make: Any, monkeypatch: pytest
 
     world.during["commit 1"] = later
     assert isinstance(world.run(), Finished)
-    assert world.saved() == ["step-000002-t000002", "step-000006-t000002"]
+    assert world.saved() == ["step-000002-t000001", "step-000006-t000001"]
 
 
 def test_the_run_ends_with_a_save_before_its_deadline(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +245,7 @@ def test_the_run_ends_with_a_save_before_its_deadline(make: Any, monkeypatch: py
         ExitCode.DEADLINE,
         "deadlines.activeSeconds (700) leaves no time for another step after step 4, which was saved",
     )
-    assert world.saved() == ["step-000004-t000002"]
+    assert world.saved() == ["step-000004-t000001"]
     assert world.trace[-4:] == ["train", "commit 4", *SAVE]
     assert world.driver._due.urgent() in (None, Cause.DEADLINE)
 

@@ -53,7 +53,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 def test_the_operators_environment_describes_an_attempt(environment: dict[str, str], tmp_path: Path) -> None:
     attempt = attempt_from_environment(environment)
-    assert (attempt.name, attempt.namespace, attempt.uid, attempt.token) == ("copy", "team", "u-1", 3)
+    assert (attempt.name, attempt.namespace, attempt.uid, attempt.number) == ("copy", "team", "u-1", 3)
+    assert (attempt.volume, attempt.preflight) == (tmp_path, None)
     assert attempt.directory == tmp_path / "runs" / "team" / "copy"
 
 
@@ -64,6 +65,7 @@ def test_the_operators_environment_describes_an_attempt(environment: dict[str, s
         ({names.ENV_SPEC: "{"}, ExitCode.INVALID_SPEC, "RLJOB_SPEC is not JSON"),
         ({names.ENV_SPEC: "{}"}, ExitCode.INVALID_SPEC, "spec.trainer: is required"),
         ({names.ENV_ATTEMPT: "0"}, ExitCode.ENVIRONMENT_MISSING, "RLJOB_ATTEMPT='0' is not a number from 1"),
+        ({names.ENV_PREFLIGHT: "{"}, ExitCode.ENVIRONMENT_MISSING, "RLJOB_PREFLIGHT is no preflight report"),
         ({names.ENV_VOLUME: "/nowhere/at/all"}, ExitCode.ENVIRONMENT_MISSING, "mount the claim 'copy-checkpoints'"),
     ],
 )

@@ -10,21 +10,23 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray._private import services
-from ray.exceptions import RayTaskError
+from ray.exceptions import GetTimeoutError, RayTaskError
 
 from rljob_api.exitcodes import ExitCode
 from rljob_api.progress import Finished
 from rljob_workload.core.handover import HandoverError, HandoverTimeoutError
 from rljob_workload.core.source import SourceError
 from rljob_workload.megatron.errors import DeviceError, EngineError, EngineStepError, NonFiniteError, WeightsError, reason_of
+from rljob_workload.runtime import calls as calls_module
 from rljob_workload.runtime import local
 from rljob_workload.runtime import run as run_module
 from rljob_workload.runtime.calls import Calls
-from rljob_workload.runtime.errors import CollectorFailedError, HungError, cause_line
+from rljob_workload.runtime.errors import CollectorFailedError, HungError, RunError, cause_line
 from rljob_workload.runtime.lastword import LastWord, watched
 from rljob_workload.runtime.launch import Actors
 from rljob_workload.runtime.progress import Progress
@@ -237,3 +239,35 @@ def test_a_report_that_is_final_already_stays(fields: dict[str, Any], status: in
     last_word(progress, left, gone).now(ExitCode.RANK_LOST, "Ray's raylet ended")
     assert left == [status]
     assert (progress.report.failed is None) == (status == 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (GetTimeoutError(), "and it does not tell its state (GetTimeoutError)"),
+        (
+            {"state": "Draining", "oldest_in_flight": [{"ordinal": 7}], "log": ["Collecting 2.000 s -> Draining: step 3"]},
+            "which is Draining; in flight longest: 7; its last moves: Collecting 2.000 s -> Draining: step 3",
+        ),
+    ],
+)
+def test_a_collector_that_says_nothing_is_asked_once_more(monkeypatch: pytest.MonkeyPatch, answer: Any, said: str) -> None:
+    def get(ref: Any, timeout: float) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(calls_module.ray, "get", get)
+    collector = SimpleNamespace(status=SimpleNamespace(remote=lambda: None))
+    report = Calls(Actors([], collector, None, [])).stall_report(3, 300)
+    assert report == f"step 3: no word of the collector within 300 s (deadlines.stallSeconds), {said}"
+
+
+def test_a_call_that_is_not_answered_in_time_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(ref: Any, timeout: float) -> Any:
+        raise GetTimeoutError
+
+    monkeypatch.setattr(calls_module.ray, "get", get)
+    with pytest.raises(RunError, match=r"^the collector does not commit within 300 s$") as caught:
+        Calls(Actors([], None, None, [])).get(None, 300, "the collector does not commit")
+    assert caught.value.code is ExitCode.HUNG

@@ -91,11 +91,19 @@ class Due:
         """A step took so long, its save left out."""
         self._steps.append(seconds)
 
-    def saved(self, seconds: float) -> None:
-        """A save took so long and has just ended."""
-        self._saves.append(seconds)
+    def begun(self) -> None:
+        """The newest state is being saved: whoever has asked for a save until now has it."""
         self._saved_at = self._clock()
         self.served()
+
+    def took(self, seconds: float) -> None:
+        """A save took so long, from its begin to the checkpoint. Called in any thread."""
+        self._saves.append(seconds)
+
+    def saved(self, seconds: float) -> None:
+        """A save took so long and has just ended."""
+        self.took(seconds)
+        self.begun()
 
     def served(self) -> None:
         """The newest state is saved: whoever asked for a save has it. A wanted end stays wanted."""

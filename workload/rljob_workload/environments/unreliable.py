@@ -22,7 +22,7 @@ RAISING = 2
 #: Seconds that a hanging judge takes: longer than any sensible `environment.timeoutSeconds` of a drill.
 HANGS_SECONDS = 1.5
 #: A verdict's time: log-normal, in seconds.
-_MEDIAN_SECONDS, _SIGMA, _LONGEST_SECONDS = 0.002, 1.6, 0.5
+_MEDIAN_SECONDS, _SIGMA, _LONGEST_SECONDS = 0.0004, 2.6, 0.2
 
 
 class JudgeError(Exception):

@@ -6,9 +6,11 @@ as hexadecimal JSON: nothing of ours is pickled.
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from rljob_workload.core.weight_digest import WEIGHTS, Staged, WeightDigest
 from rljob_workload.megatron.errors import WeightsError, reason_of
 from rljob_workload.megatron.policy import Policy
+from rljob_workload.megatron.staging import StagedSave, live_digest, model_shards
 
-WEIGHTS = "weights"
 #: float32 weights and Adam's two moments.
 _BYTES_PER_PARAMETER = 12
 _METADATA = {
@@ -29,29 +32,92 @@ _METADATA = {
 }
 
 
-def save(policy: Policy, sampler: torch.Generator | None, directory: Path) -> None:
-    """Write this rank's part. Collective: every rank calls it, and it returns when all have written.
+class Saver:
+    """One rank's saves: `stage` while the engine is down, then its file is written by a thread; one at a time."""
 
-    Weights that compute no numbers are refused: they would push the last good checkpoint out.
-    """
-    from megatron.core import dist_checkpointing
+    def __init__(self, policy: Policy, sampler: torch.Generator | None) -> None:
+        self._policy = policy
+        self._sampler = sampler
+        self._pending: tuple[Path, StagedSave] | None = None
+        # Megatron collects garbage at every save: 0.3 s over all that was imported, with the engine down. Modules, model and
+        # engine live as long as the process, so the collector need not look at them again.
+        gc.freeze()
 
-    policy.check_usable()
-    target = directory / WEIGHTS
-    _use_thread_queue()
-    try:
+    def stage(self, directory: Path) -> Staged:
+        """Take copies and begin to write. Collective, and the last collective of this save.
+
+        Weights that compute no numbers are refused: they would push the last good checkpoint out. Raises WeightsError.
+        """
+        policy = self._policy
+        policy.check_usable()
+        if self._pending is not None:
+            raise WeightsError(f"the save into {self._pending[0]} has not been ended")
+        try:
+            if dist.get_rank() == 0:
+                (directory / WEIGHTS).mkdir()
+            dist.barrier()
+            save = StagedSave(policy, _state(policy, loading=False), directory / WEIGHTS)
+            _save_random_state(policy, self._sampler, directory)
+        except WeightsError:
+            raise
+        except (Exception, CheckpointException) as err:  # the latter is no Exception
+            raise self._not_written(directory, err) from err
+        self._pending = directory, save
+        save.start()
+        return save.staged
+
+    def written(self) -> bytes:
+        """Wait for this rank's file. Returns the writer's report, which `finish` wants of every rank."""
+        directory, save = self._staged()
+        try:
+            return save.written()
+        except BaseException as err:
+            self._pending = None
+            raise self._not_written(directory, err) from err
+
+    def finish(self, reports: Sequence[bytes]) -> None:
+        """Every rank's file is written: rank 0 writes the index. Not collective."""
+        directory, save = self._staged()
+        self._pending = None
         if dist.get_rank() == 0:
-            target.mkdir()
-        dist.barrier()
-        dist_checkpointing.save(_state(policy, loading=False), str(target))
-        _save_random_state(policy, sampler, directory)
-        dist.barrier()
-    except (Exception, CheckpointException) as err:  # the latter is no Exception
-        raise WeightsError(f"cannot write the weights to {directory}: {_why_not_written(policy, directory, err)}") from err
+            try:
+                save.finish(reports)
+            except (Exception, CheckpointException) as err:
+                raise self._not_written(directory, err) from err
+
+    def _staged(self) -> tuple[Path, StagedSave]:
+        if self._pending is None:
+            raise WeightsError("no save is under way")
+        return self._pending
+
+    def _not_written(self, directory: Path, err: BaseException) -> WeightsError:
+        return WeightsError(f"cannot write the weights to {directory}: {_why_not_written(self._policy, directory, err)}")
 
 
-def load(policy: Policy, sampler: torch.Generator | None, directory: Path) -> None:
-    """Read this rank's part. Collective."""
+def save(policy: Policy, sampler: torch.Generator | None, directory: Path) -> Staged:
+    """A whole save in one call, for one rank (tests, benches): staged, written, indexed."""
+    saver = Saver(policy, sampler)
+    staged = saver.stage(directory)
+    saver.finish([saver.written()])
+    return staged
+
+
+def verify(directory: Path, digests: Mapping[str, str], part: int, parts: int) -> None:
+    """Compare this rank's share of the files (by path below `directory`) with their SHA-256. Raises WeightsError."""
+    for path in sorted(digests)[part::parts]:
+        try:
+            with (directory / path).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as err:
+            raise WeightsError(f"cannot load {directory / path}: {err.strerror or err}") from err
+        if found != digests[path]:
+            raise WeightsError(
+                f"cannot load {directory / path}: it has SHA-256 {found[:12]}..., the manifest says {digests[path][:12]}..."
+            )
+
+
+def load(policy: Policy, sampler: torch.Generator | None, directory: Path) -> WeightDigest:
+    """Read this rank's part. Collective. Returns the digest of the parameters that this rank speaks for, as they are now."""
     from megatron.core import dist_checkpointing
 
     from rljob_workload.megatron.shim import optimizer as fixes
@@ -66,6 +132,7 @@ def load(policy: Policy, sampler: torch.Generator | None, directory: Path) -> No
     _check_rates(policy)
     fixes.unshare_steps(policy.optimizer)
     _load_random_state(policy, sampler, directory)
+    return live_digest(policy, list(model_shards(policy.model.sharded_state_dict(metadata=_METADATA))))
 
 
 def _why_not_written(policy: Policy, directory: Path, err: BaseException) -> str:
@@ -118,20 +185,6 @@ def _state(policy: Policy, *, loading: bool) -> dict[str, Any]:
         "model": model,
         "optimizer": policy.optimizer.sharded_state_dict(model, is_loading=loading, metadata=dict(_METADATA)),
     }
-
-
-def _use_thread_queue() -> None:
-    """Saves are synchronous here: a queue inside the process is enough.
-
-    Megatron would start a multiprocessing manager for it at the first save: 3 seconds, and a process that outlives a
-    killed rank.
-    """
-    import queue
-
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
-
-    if filesystem_async._results_queue is None:
-        filesystem_async._results_queue = queue.Queue()
 
 
 def _random_file(policy: Policy, directory: Path) -> Path:

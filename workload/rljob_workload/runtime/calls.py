@@ -60,15 +60,18 @@ class Calls:
         try:
             return ray.get(refs, timeout=seconds)
         except GetTimeoutError as err:
-            raise RunError(ExitCode.COLLECTOR_LOST, f"{what} within {seconds:g} s") from err
+            raise RunError(ExitCode.HUNG, f"{what} within {seconds:g} s") from err
 
     def stall_report(self, step: int, seconds: float) -> str:
-        """What the collector says about a step that does not get its batch."""
+        """Of a step that gets neither its batch nor the collector's own word about it."""
         try:
             status = ray.get(self.collector.status.remote(), timeout=5)
         except (GetTimeoutError, RayActorError) as err:
-            status = f"its status is unknown ({type(err).__name__})"
-        return f"step {step}: no batch within {seconds:g} s (deadlines.stallSeconds); collector: {status}"
+            said = f"and it does not tell its state ({type(err).__name__})"
+        else:
+            oldest = ", ".join(str(one["ordinal"]) for one in status["oldest_in_flight"]) or "none"
+            said = f"which is {status['state']}; in flight longest: {oldest}; its last moves: {'; '.join(status['log'][-3:])}"
+        return f"step {step}: no word of the collector within {seconds:g} s (deadlines.stallSeconds), {said}"
 
     def classified(self, err: RayTaskError) -> RunError:
         """An exception that an actor raised, as the way the run ends."""

@@ -76,7 +76,9 @@ class Control:
         self._due: Due | None = None
         self._changed = threading.Condition()
         self._version = 0
-        self._saves = 0
+        #: Saves that were begun, and the newest one that has ended.
+        self._begun = 0
+        self._ended = 0
         self._newest: CheckpointInfo | None = None
         self._over = False
 
@@ -91,11 +93,17 @@ class Control:
         """So many steps are behind the weights."""
         self._version = version
 
-    def saved(self, newest: CheckpointInfo | None) -> None:
-        """The newest state is on the volume (None: there is no state yet): everybody who waits has it."""
+    def saving(self) -> int:
+        """What is there now is about to be saved: everybody who has asked waits for this save. Returns its ticket."""
+        with self._changed:
+            self._begun += 1
+            return self._begun
+
+    def saved(self, newest: CheckpointInfo | None, ticket: int) -> None:
+        """That save is on the volume (None: there is no state yet): everybody who waits for it has it."""
         with self._changed:
             self._newest = newest
-            self._saves += 1
+            self._ended = ticket
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -136,15 +144,15 @@ class Control:
 
     def _save(self, wait: float) -> Answer:
         with self._changed:
-            due, ticket = self._due, self._saves
+            due, ticket = self._due, self._begun
             if due is None:
                 why = "the attempt has ended" if self._over else "the attempt is starting; there is nothing new to save"
                 return HTTPStatus.CONFLICT, self._word(accepted=False, message=why)
         due.ask_save()
         self.events.put("save")
         with self._changed:
-            self._changed.wait_for(lambda: self._saves > ticket or self._over, timeout=wait)
-            if self._saves > ticket:
+            self._changed.wait_for(lambda: self._ended > ticket or self._over, timeout=wait)
+            if self._ended > ticket:
                 return HTTPStatus.OK, self._word(accepted=True, saved=True, message="saved")
             if self._over:
                 return HTTPStatus.CONFLICT, self._word(accepted=False, message="the attempt ended before it could save")

@@ -32,7 +32,8 @@ from rljob_workload.runtime.progress import Progress, utc_now
 from rljob_workload.runtime.prompts import cap_report, too_many_skipped
 from rljob_workload.runtime.rank import RankStep, woken
 from rljob_workload.runtime.record import Record
-from rljob_workload.runtime.resume import checkpoint_info, newest_checkpoint, resume
+from rljob_workload.runtime.resume import beginning, checkpoint_info, resume
+from rljob_workload.runtime.saves import Saves
 from rljob_workload.runtime.settings import Attempt
 from rljob_workload.runtime.step import Phases, metrics_line, prompt_counts, validation_prompts
 from rljob_workload.runtime.stop import StopSignal
@@ -61,8 +62,10 @@ class Driver:
         self._record = Record(attempt)
         self._environment = load_environment(str(self._spec.environment.builtin), fixed_length=self._task.eos is None)
         self._actors: launch.Actors | None = None
+        self._saves: Saves | None = None
         self._version = 0
         self._newest: CheckpointInfo | None = None
+        self._ticket = 0
         self._saved_step = 0
         self._cap = 0
         self._stall = float(self._spec.deadlines.stall_seconds)
@@ -85,6 +88,7 @@ class Driver:
             self._start()
             with Watch(self._calls().actors, self._progress).looking():
                 finished = self._train_to_the_end()
+            self._ready_saves().wait()
         except RayTaskError as err:
             raise self._calls().classified(err) from err
         except RayActorError as err:
@@ -95,6 +99,8 @@ class Driver:
             where = err.filename or self._attempt.directory
             raise RunError(ExitCode.SAVE_FAILED, f"cannot write {where}: {err.strerror or err}") from err
         finally:
+            if self._saves is not None:
+                self._saves.settle()
             if self._actors is not None and ray.is_initialized():
                 self._actors.kill()
             self._record.close()
@@ -105,10 +111,10 @@ class Driver:
 
     def _start(self) -> None:
         began = time.monotonic()
-        self._directory.create()
-        for name in self._directory.remove_unfinished():
+        begin = beginning(self._attempt)
+        for name in self._directory.remove_unfinished(begin.token):
             log.info("removed the unfinished %s of an earlier attempt", name)
-        found = newest_checkpoint(self._directory, self._spec.algorithm.grpo.steps)
+        self._saves = Saves(self._attempt, begin.token, self._directory)
         self._actors = launch.launch(self._attempt, spread=self._spread)
         placed = time.monotonic()
         self._progress.update(phase="Loading")
@@ -117,9 +123,11 @@ class Driver:
         address = self._calls().get(ranks[0].address.remote(), deadline, "rank 0 did not name its address")
         self._calls().get([rank.setup.remote(address) for rank in ranks], deadline, "the ranks did not get ready")
         loaded = time.monotonic()
-        resumed = resume(self._calls(), found, self._attempt, self._record.totals, self._record.before)
+        resumed = resume(self._calls(), begin.checkpoint, self._attempt, self._record.totals, self._record.before)
         self._version = self._saved_step = resumed.version
         self._newest = resumed.report.get("checkpoint")
+        if begin.checkpoint is not None:
+            self._saves.resumed(begin.checkpoint)
         self._calls().get(
             self._actors.collector.start.remote(self._actors.replicas, self._version), deadline, "the collector hangs"
         )
@@ -149,6 +157,7 @@ class Driver:
     # ---- one step ---------------------------------------------------------------------------
 
     def _step(self, step: int) -> Finished | None:
+        self._ready_saves().check()
         if self._version == self._saved_step:
             self._acknowledge()
         decision = self._due.decide(step)
@@ -180,6 +189,7 @@ class Driver:
         self._due.stepped(time.monotonic() - began - phases.seconds.get("save", 0.0))
         self._report(step, taken, results, counters, phases, reward)
         if too_many is not None:
+            self._ready_saves().wait()
             raise RunError(ExitCode.SKIPPED_TOO_MANY, f"step {step}, which was saved: {too_many}")
         if reached is None and step < self._spec.algorithm.grpo.steps:
             # Asked for since the decision: the collector is down now, and one more step may be too long to wait.
@@ -210,6 +220,7 @@ class Driver:
         step = self._version
         slept = cause is not None and self._save_if_new()
         if cause in ENDING:
+            self._ready_saves().wait()
             code = ExitCode.DEADLINE if cause is Cause.DEADLINE else ExitCode.STOPPED
             why = (
                 f"deadlines.activeSeconds ({self._spec.deadlines.active_seconds}) leaves no time for another step"
@@ -224,9 +235,10 @@ class Driver:
 
     def _train(self, step: int, batch: Any, *, wake: bool) -> list[RankStep]:
         self._progress.update(phase="Training")
-        results: list[RankStep] = self._calls().ranks("train", self._stall, ExitCode.HANDOVER_TIMEOUT, batch, wake)
+        results: list[RankStep] = self._calls().ranks("train", self._stall, ExitCode.HUNG, batch, wake)
         self._version = step
         self._control.stepped(step)
+        self._ready_saves().stepped(max(result.stats.grad_norm for result in results))
         return results
 
     def _commit(self, step: int, taken: Taken) -> dict[str, Any]:
@@ -290,10 +302,11 @@ class Driver:
         return False
 
     def _acknowledge(self) -> None:
-        """There is nothing newer than what is saved: whoever has asked for a save has it."""
+        """There is nothing newer than what was saved last: whoever has asked for a save has it, once it is published."""
         self._due.served()
-        if self._newest is None or self._newest.step == self._version:
-            self._control.saved(self._newest)
+        self._ticket = self._control.saving()
+        if not self._version or (self._newest is not None and self._newest.step == self._version):
+            self._control.saved(self._newest, self._ticket)
 
     def _wake(self) -> list[Passage]:
         passages: list[Passage] = self._calls().ranks("wake", self._spec.deadlines.handover_seconds, ExitCode.HANDOVER_TIMEOUT)
@@ -302,12 +315,13 @@ class Driver:
     def _save(self, step: int) -> None:
         """Between train and wake: the engines are down, the collector is paused."""
         self._progress.update(phase="Saving")
+        self._ready_saves().wait()  # one at a time; also, its end must not be taken for this one's
         began = time.monotonic()
+        # In this order: who asks in between has this save, and gets one more at worst.
+        self._due.begun()
+        self._ticket = self._control.saving()
         deadline = self._spec.deadlines.save_seconds
         collected = self._calls().get(self._calls().collector.snapshot.remote(), deadline, "the collector gives no snapshot")
-        token = self._attempt.token
-        tmp = self._directory.begin(step, token)
-        self._calls().ranks("save", deadline, ExitCode.SAVE_FAILED, str(tmp))
         state = {
             "collector": collected,
             "elapsed_seconds": self._record.clocks.elapsed,
@@ -317,19 +331,21 @@ class Driver:
             "uid": self._attempt.uid,
             "attempt": self._attempt.number,
         }
-        saved = self._directory.publish(tmp, step, token, state)
-        self._directory.prune(self._spec.checkpoint.keep_last)
+        self._ready_saves().begin(self._calls(), step, state, lambda saved: self._saved(saved, time.monotonic() - began))
         self._saved_step = step
-        # In this order: who asks in between is served by the second line, and asks for one more save at worst.
-        self._due.saved(time.monotonic() - began)
-        self._saved(saved)
-        log.info("step %d: saved %s", step, saved.name)
 
-    def _saved(self, checkpoint: Checkpoint) -> None:
-        """There is a new checkpoint on the volume."""
+    def _ready_saves(self) -> Saves:
+        if self._saves is None:
+            raise RuntimeError("the attempt has not begun")
+        return self._saves
+
+    def _saved(self, checkpoint: Checkpoint, seconds: float) -> None:
+        """There is a new checkpoint on the volume (told by the thread that wrote it)."""
+        # First the checkpoint, then the ticket: `_acknowledge` has it the other way round, and one of the two sees both.
         self._newest = checkpoint_info(self._attempt, checkpoint)
         self._progress.update(checkpoint=self._newest)
-        self._control.saved(self._newest)
+        self._due.took(seconds)
+        self._control.saved(self._newest, self._ticket)
 
     def _calls(self) -> Calls:
         """The actors, once they are there."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from rljob_api.exitcodes import ExitCode
 from rljob_api.layout import shape_of
 from rljob_api.spec import RLJobSpec
-from rljob_workload.core.checkpoint import Checkpoint
 from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.runtime.errors import RunError
 
@@ -73,19 +72,3 @@ def check_directory(directory: Path) -> None:
         path = directory / name
         if path.exists() and path.is_dir() != (wanted == "directory"):
             raise RunError(ExitCode.ENVIRONMENT_MISSING, f"{path} must be a {wanted}; move it away")
-
-
-def check_resumable(found: Checkpoint | None, passed_over: list[str], directory: Path, steps: int) -> None:
-    """A run with checkpoints goes on from one of them, or says why it can't; it never starts over by itself."""
-    if found is None and passed_over:
-        raise RunError(
-            ExitCode.CHECKPOINT_UNLOADABLE,
-            f"none of the {len(passed_over)} checkpoints in {directory} is complete, and starting over would lose their steps: "
-            f"{'; '.join(passed_over[:8])}. Repair one, or move them away to start from scratch",
-        )
-    if found is not None and found.step > steps:
-        raise RunError(
-            ExitCode.INVALID_SPEC,
-            f"spec.algorithm.grpo.steps is {steps}, and the newest checkpoint {found.path} is at step {found.step}, beyond "
-            f"it. Set steps to {found.step} or more, or use another directory",
-        )

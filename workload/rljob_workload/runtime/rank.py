@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from rljob_api.spec import RLJobSpec
 from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request, TrainBatch, TrainStats
 from rljob_workload.core.handover import Handover, Passage, Phase
+from rljob_workload.core.weight_digest import Staged, WeightDigest
 from rljob_workload.data.builtin import load_builtin
 from rljob_workload.runtime.concurrency import control
 from rljob_workload.runtime.logs import log_to_file
@@ -29,6 +30,7 @@ from rljob_workload.runtime.logs import log_to_file
 if TYPE_CHECKING:
     from rljob_workload.megatron.engine import ResidentEngine
     from rljob_workload.megatron.policy import Policy
+    from rljob_workload.megatron.weights import Saver
 
 log = logging.getLogger("rljob.rank")
 
@@ -78,6 +80,7 @@ class Rank:
         self._handover: Handover | None = None
         self._policy: Policy | None = None
         self._engine: ResidentEngine | None = None
+        self._saver: Saver | None = None
         self._remaining: Counter[tuple[int, int]] = Counter()
         self._stash: list[Answer] = []
         os.environ["LOCAL_RANK"] = str(place.local_rank)
@@ -197,24 +200,40 @@ class Rank:
 
     # ---- checkpoints ------------------------------------------------------------------------
 
-    def save(self, directory: str) -> None:
-        """Write this rank's part of a checkpoint; called between `train` and `wake`."""
-        from rljob_workload.megatron import weights
+    def save(self, directory: str) -> Staged:
+        """Take copies of this rank's part of a checkpoint and begin to write them; called between `train` and `wake`.
 
+        What is said of a save from here on needs no other rank: `written`, then `finish_save`.
+        """
         with self._ready_handover().saving():
-            weights.save(self._ready_policy(), self._ready_engine().sampler, Path(directory))
+            return self._ready_saver().stage(Path(directory))
 
-    def load(self, directory: str, version: int) -> None:
-        """Take over a checkpoint's weights, optimizer and random state."""
+    @control
+    def written(self) -> bytes:
+        """Wait for this rank's file, beside whatever else the rank does. Returns the writer's report."""
+        return self._ready_saver().written()
+
+    @control
+    def finish_save(self, reports: Sequence[bytes]) -> None:
+        """All ranks have written: rank 0 writes the index of their files."""
+        self._ready_saver().finish(reports)
+
+    def load(self, directory: str, version: int, digests: Mapping[str, str]) -> WeightDigest:
+        """Take over a checkpoint's weights, optimizer and random state. `digests`: of files that are to be compared first.
+
+        Returns the digest of the parameters that this rank speaks for.
+        """
         from rljob_workload.megatron import weights
 
         self._activity = "Loading"
         policy, engine, handover = self._ready_policy(), self._ready_engine(), self._ready_handover()
         handover.to_train()
-        weights.load(policy, engine.sampler, Path(directory))
+        weights.verify(Path(directory), digests, self._place.rank, self._place.world)
+        loaded = weights.load(policy, engine.sampler, Path(directory))
         policy.version = version
         handover.to_decode()
         self._activity = ""
+        return loaded
 
     # ---- reading ----------------------------------------------------------------------------
 
@@ -245,6 +264,13 @@ class Rank:
         if self._policy is None:
             raise RuntimeError("setup() must come first")
         return self._policy
+
+    def _ready_saver(self) -> Saver:
+        if self._saver is None:
+            from rljob_workload.megatron.weights import Saver
+
+            self._saver = Saver(self._ready_policy(), self._ready_engine().sampler)
+        return self._saver
 
     def _ready_engine(self) -> ResidentEngine:
         if self._engine is None:

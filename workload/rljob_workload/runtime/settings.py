@@ -16,6 +16,7 @@ from rljob_api import names
 from rljob_api.exitcodes import ExitCode
 from rljob_api.findings import Finding, errors, render
 from rljob_api.manifest import judge
+from rljob_api.preflight import PreflightReport
 from rljob_api.spec import RLJobSpec
 from rljob_workload.runtime.errors import RunError
 
@@ -35,15 +36,18 @@ class Attempt:
     #: The run's directory: checkpoints, logs, metrics.
     directory: Path
     warnings: tuple[Finding, ...] = ()
+    #: The root of the mounted claim; None: there is none (`rljob local`).
+    volume: Path | None = None
+    #: The root of the claim of checkpoint.from, where it is mounted.
+    source_volume: Path | None = None
+    #: What the operator's preflight decided; None: the driver looks at the volume itself.
+    preflight: PreflightReport | None = None
+    #: Checkpoints that earlier attempts could not load.
+    unloadable: frozenset[str] = frozenset()
     #: Seconds of deadlines.activeSeconds that were left at this attempt's beginning; None where nobody has said. And that
     #: beginning, on the monotonic clock.
     active_left: float | None = None
     began: float = field(default_factory=time.monotonic)
-
-    @property
-    def token(self) -> int:
-        """The fencing number that checkpoints of this attempt carry."""
-        return self.number
 
 
 def attempt_from_environment(environment: Mapping[str, str] = os.environ) -> Attempt:
@@ -64,8 +68,21 @@ def attempt_from_environment(environment: Mapping[str, str] = os.environ) -> Att
             f"{names.ENV_VOLUME}={volume} is no directory; mount the claim {spec.checkpoint.volume.claim_name!r} there",
         )
     directory = volume / spec.checkpoint.volume.sub_path / names.run_directory(namespace, name)
-    left = _seconds_left(environment.get(names.ENV_ACTIVE_SECONDS_LEFT, ""))
-    return Attempt(name, namespace, environment.get(names.ENV_UID, ""), number, spec, directory, warnings, left)
+    source = environment.get(names.ENV_SOURCE)
+    return Attempt(
+        name,
+        namespace,
+        environment.get(names.ENV_UID, ""),
+        number,
+        spec,
+        directory,
+        warnings,
+        volume=volume,
+        source_volume=Path(source) if source else None,
+        preflight=_preflight(environment.get(names.ENV_PREFLIGHT, "")),
+        unloadable=frozenset(path.rpartition("/")[2] for path in environment.get(names.ENV_UNLOADABLE, "").split(",") if path),
+        active_left=_seconds_left(environment.get(names.ENV_ACTIVE_SECONDS_LEFT, "")),
+    )
 
 
 def checked_spec(name: str, raw: Any) -> tuple[RLJobSpec, tuple[Finding, ...]]:
@@ -85,6 +102,15 @@ def check_versions() -> None:
             raise RunError(
                 ExitCode.VERSION_MISMATCH, f"{package} {installed} is installed; this version needs {package}=={wanted}"
             )
+
+
+def _preflight(text: str) -> PreflightReport | None:
+    if not text:
+        return None
+    try:
+        return PreflightReport.model_validate_json(text)
+    except ValueError as err:
+        raise RunError(ExitCode.ENVIRONMENT_MISSING, f"{names.ENV_PREFLIGHT} is no preflight report: {err}") from err
 
 
 def _required(environment: Mapping[str, str], name: str) -> str:
