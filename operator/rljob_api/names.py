@@ -52,6 +52,8 @@ ENV_ATTEMPT = "RLJOB_ATTEMPT"
 ENV_VOLUME = "RLJOB_VOLUME"
 # The preflight's report as JSON: which checkpoint to load, which token to write with. Unset: the driver asks the volume itself.
 ENV_PREFLIGHT = "RLJOB_PREFLIGHT"
+# The token's header where the API server's proxy carries the request: that takes Authorization for itself. Ray reads it too.
+HEADER_PROXIED_TOKEN = "x-ray-authorization"  # noqa: S105 - the name of a header
 # A file that holds the token of the driver's control endpoints. Unset: they are closed.
 ENV_CONTROL_TOKEN_FILE = "RLJOB_CONTROL_TOKEN_FILE"  # noqa: S105 - the name of a variable
 # Runs in the operator's image (no torch there); writes a PreflightReport to the file of ENV_TERMINATION_LOG.

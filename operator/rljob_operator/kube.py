@@ -138,7 +138,7 @@ class Kube:
     ) -> HttpAnswer:
         headers = {"Accept": "application/json", "Content-Type": content_type}
         if token:  # the API server's proxy takes the header Authorization for itself
-            headers["x-ray-authorization"] = f"Bearer {token}"
+            headers[names.HEADER_PROXIED_TOKEN] = f"Bearer {token}"
         if header := await self._settings.get_api_key_with_prefix("BearerToken", alias="authorization"):
             headers["authorization"] = header
         url = self.server + path + (f"?{urlencode(query)}" if query else "")
@@ -146,7 +146,7 @@ class Kube:
             answer = await self._client.rest_client.request(
                 method, url, headers=headers, body=body, _request_timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
             )
-            text = await read_end(answer.content) if foreign else (await answer.read()).decode(errors="replace")
+            text = await read_end(answer.response.content) if foreign else (await answer.read()).decode(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             words = str(error) or type(error).__name__
             self.requests[method, "none"] += 1

@@ -24,6 +24,7 @@ log = logging.getLogger("rljob.reconciler")
 
 _EVENT_SECONDS = 10.0
 _GAP_SECONDS = 60.0
+_NOT_SCHEDULED = "FailedScheduling"
 _WAITS_FOR_POD = "WaitForFirstConsumer"
 _TELLING = frozenset({"DeletedHeadPod", "DeletedWorkerPod"})
 
@@ -258,7 +259,8 @@ class Reconciler:
         events = [*await self._kube.events_of(world.job.namespace, cluster.name, "RayCluster")]
         silent = next((one for one in world.pods_of(cluster.name) if not one.ready and not one.trouble), None)
         if silent is not None and not any(one.trouble for one in world.pods_of(cluster.name)):
-            events += await self._kube.events_of(world.job.namespace, silent.name, "Pod")  # a volume that can't be mounted
+            told = await self._kube.events_of(world.job.namespace, silent.name, "Pod")  # a volume that can't be mounted
+            events += [one for one in told if one.get("reason") != _NOT_SCHEDULED]  # it was, or the pod would say so
         return self._warned(world, notes, events)
 
     async def _observe_preflight(self, world: World, notes: Notes) -> World:

@@ -40,9 +40,11 @@ class World:
     def serve(self, access: Access) -> None:
         self.server = ProgressServer(Progress(report()), self.control, access, "127.0.0.1", 0)
 
-    def post(self, path: str, token: str | None = TOKEN, body: bytes = b"", method: str = "POST") -> tuple[int, Any]:
+    def post(
+        self, path: str, token: str | None = TOKEN, body: bytes = b"", method: str = "POST", header: str = "Authorization"
+    ) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=10)
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        headers = {} if token is None else {header: f"Bearer {token}"}
         try:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
@@ -80,6 +82,12 @@ def test_only_the_runs_token_opens_the_endpoints(world: World, path: str) -> Non
     assert "cannot be read" in world.post(path)[1]["error"]
     assert world.due.urgent() is None
     assert not world.stop.asked
+
+
+def test_through_the_api_servers_proxy_the_token_comes_in_another_header(world: World) -> None:
+    world.control.attach(world.due, 0, None)
+    assert world.post(names.CONTROL_SAVE_PATH, token="wrong", header=names.HEADER_PROXIED_TOKEN)[0] == 403
+    assert world.post(names.CONTROL_SAVE_PATH, header=names.HEADER_PROXIED_TOKEN)[0] == 202
 
 
 def test_a_replaced_token_counts_from_the_next_request_on(world: World) -> None:

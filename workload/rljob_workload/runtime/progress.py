@@ -128,7 +128,8 @@ def _handler(progress: Progress, control: Control, access: Access) -> type[BaseH
                 return
             self.rfile.read(int(length))
             url = urlsplit(self.path)
-            refused = access.refusal(self.headers.get("Authorization", "")) if url.path in _CONTROL else None
+            token = self.headers.get("Authorization", "") or self.headers.get(names.HEADER_PROXIED_TOKEN, "")
+            refused = access.refusal(token) if url.path in _CONTROL else None
             self._answer(refused or control.answer(url.path, url.query))
 
         def _answer(self, answer: Answer) -> None:
