@@ -27,7 +27,7 @@ from benchmarks.uneven import CONTEXT, MEDIAN, P99_OVER_MEDIAN, PROMPTS, SLOTS, 
 
 PAGE = ROOT / "docs" / "trainer.md"
 BEGIN, END = "<!-- speed: written by `make bench-train-page` -->", "<!-- end of speed -->"
-ROUNDS = 6
+ROUNDS = 4
 
 
 def uneven_rows() -> list[Row]:

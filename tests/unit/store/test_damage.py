@@ -126,6 +126,9 @@ def test_bits_of_large_files_are_read_at_level_full_only(run: RunDirectory) -> N
     flip(run.root / "step-000030-t000001" / "large")
     assert run.choose("Sizes").name == "step-000030-t000001"
     assert run.choose("Full").name == "step-000020-t000001"
+    after_a_failed_load = run.choose("Sizes", {"step-000030-t000001"})
+    assert after_a_failed_load.name == "step-000020-t000001"
+    assert after_a_failed_load.passed_over[0].why.startswith("large has SHA-256")
 
 
 def test_a_directory_that_is_a_link_is_passed_over(run: RunDirectory, tmp_path: Path) -> None:
