@@ -104,7 +104,9 @@ async def test_a_killed_operator_comes_to_the_same_end_wherever_it_is_killed(
 
     async def one(index: int, call: Call, when: When) -> str:
         async with gate:
-            return await survive(space, spec, tmp_path / f"life-{index}", call, when)
+            said = await survive(space, spec, tmp_path / f"life-{index}", call, when)
+            print(f"{index}: {call}, {when}: {said.partition(chr(10))[0] or 'survived'}", flush=True)
+            return said
 
     wrong = [
         said for said in await asyncio.gather(*(one(index, *moment) for index, moment in enumerate(chosen(moments)))) if said
