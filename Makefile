@@ -62,10 +62,17 @@ oracle: install ## Ask the real Megatron and our rules about N random layouts of
 	@$(PY) -W ignore -m dev.oracle --seed $(SEED) -n $(N)
 test-slow: install ## The long forms: parity with the API server (cluster up), fuzz, hand-overs of all layouts, oracle
 	@eval "$$(dev/cluster.sh env)"
+	RLJOB_CRASHES=all $(PY) -m pytest -q -s tests/apiserver/test_crash_matrix.py
 	RLJOB_PARITY_SPECS=5000 $(PY) -m pytest -q tests/apiserver/test_cel_parity.py
 	RLJOB_FUZZ=100000 $(PY) -m pytest -q tests/unit/fuzz
 	RLJOB_LAYOUT_CYCLES=200 $(PY) -m pytest -q tests/workload/test_layouts.py -k hand_over
 	$(PY) -W ignore -m dev.oracle --seed $(SEED) -n 5000
+
+.PHONY: faults proof-kubernetes
+faults: install ## Every fault of the catalogue on the cluster, with the job's condition trail (build/faults.json)
+	@dev/faults.sh
+proof-kubernetes: install ## Kill head, worker and driver of a run on the cluster; writes docs/proof/kubernetes.*
+	@dev/faults.sh $(PY) -m dev.proof_kubernetes
 
 .PHONY: bench-train bench-train-page bench-operator bench-handover
 bench-handover: install ## 1,000 hand-overs in each cache mode with answers in flight: processor time, memory

@@ -1,18 +1,25 @@
-"""`make bench-operator`: memory and start-up time of the operator process, against the cluster of `dev/cluster.sh env`.
+"""`make bench-operator`: what the operator costs and how soon it acts, against the cluster of `dev/cluster.sh env`.
 
-Writes build/bench/operator.json and prints the same as a table. The installed operator is scaled down meanwhile.
+python -m benchmarks.operator_process [--jobs N,N] [--children N,N,N]
+
+Writes build/bench/operator.json and prints the same as a table. The installed operator is scaled down meanwhile. Memory and
+processor time are the process's own (/proc), requests its own count (/metrics); no kubelet takes part.
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import contextlib
 import copy
 import json
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,9 +31,10 @@ from dev.kube import ROOT, CommandError, Kubectl, cluster_environment
 from rljob_api.crd import custom_resource_definition
 from rljob_api.names import API_VERSION, KIND
 
-JOBS = 200
-REST_SECONDS = 20
-START_LIMIT = 60.0
+from .first_child import wait_for_children
+
+REST_SECONDS = 30
+START_LIMIT = 600.0
 LOG = ROOT / "build/bench/operator.log"
 
 
@@ -45,11 +53,16 @@ class Row:
 
 def main() -> int:
     """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="bench-operator", description=__doc__)
+    parser.add_argument("--jobs", default="100,1000", help="numbers of stored jobs at which memory and time are read")
+    parser.add_argument("--children", default="1,100,1000", help="numbers of jobs applied at once; 0: leave that part out")
+    options = parser.parse_args()
+    jobs, children = ([int(one) for one in text.split(",")] for text in (options.jobs, options.children))
     try:
         environment = cluster_environment()
         kubectl = Kubectl(environment, f"bench-{secrets.token_hex(3)}")
         with alone(environment), namespace(kubectl):
-            rows = measure(kubectl, environment)
+            rows = measure(kubectl, environment, jobs) + first_children(kubectl, environment, [one for one in children if one])
     except CommandError as error:
         print(f"bench-operator: {error}; `make cluster-up` starts a cluster", file=sys.stderr)
         return 1
@@ -90,31 +103,66 @@ def namespace(kubectl: Kubectl) -> Iterator[None]:
         kubectl("delete", "namespace", kubectl.namespace, "--wait=false")
 
 
-def measure(kubectl: Kubectl, environment: dict[str, str]) -> list[Row]:
-    """All rows."""
+def measure(kubectl: Kubectl, environment: dict[str, str], counts: list[int]) -> list[Row]:
+    """The process with so many jobs that it knows, judges, and has nothing to start for."""
+    rows = []
     kubectl("apply", "-f", "-", given=manifest("first"))
-    with operator(kubectl, environment) as (process, began):
+    with operator(kubectl, environment) as (process, began, port):
         seen = wait_for_status(kubectl, process, 1) - began
-        first = resident(process.pid)
-        before, made = cpu_seconds(process.pid), time.monotonic()
-        kubectl("create", "-f", "-", given="---\n".join(manifest(f"job-{number}") for number in range(JOBS)))
-        judged = wait_for_status(kubectl, process, JOBS + 1) - made
-        spent = cpu_seconds(process.pid) - before
-        many = resident(process.pid)
-        rest = cpu_seconds(process.pid)
+        rows.append(row("start to first status", "s", seen, "process start to the status of a waiting job"))
+        rows.append(row("RSS, 1 job", "MiB", resident(process.pid), "resident memory of the process"))
+        known = 1
+        memory = [(1, resident(process.pid))]
+        for count in counts:
+            asked, spent = requests(port), cpu_seconds(process.pid)
+            for first in range(known, count, 200):
+                made = (manifest(f"job-{number}") for number in range(first, min(first + 200, count)))
+                kubectl("create", "-f", "-", given="---\n".join(made), timeout=600)
+            wait_for_status(kubectl, process, count)
+            spent = cpu_seconds(process.pid) - spent
+            memory.append((count, resident(process.pid)))
+            rows.append(row(f"RSS, {count} jobs", "MiB", memory[-1][1], "jobs that wait, without pods"))
+            rows.append(row(f"CPU for jobs {known + 1} to {count}", "s", spent, "watched, judged, status written"))
+            share = (requests(port) - asked) / (count - known)
+            rows.append(row(f"API requests a job, {count} jobs", "", share, "creation to written status; no watches"))
+            known = count
+        (few, least), (many, most) = memory[0], memory[-1]
+        rows.append(row("RSS slope", "KiB/job", 1024 * (most - least) / (many - few), f"between {few} and {many} jobs"))
+        asked, rest = requests(port), cpu_seconds(process.pid)
         time.sleep(REST_SECONDS)
         rest = cpu_seconds(process.pid) - rest
-    with operator(kubectl, environment) as (process, began):
-        again = wait_for_log(process, began)
-    return [
-        Row("start to first status", "s", round(seen, 2), None, None, "lower", "process start to the status of a waiting job"),
-        Row("start to serving", "s", round(again, 2), None, None, "lower", "process start to the end of its checks"),
-        Row("RSS, one job", "MiB", first, None, None, "lower", "resident memory of the process"),
-        Row(f"RSS, {JOBS + 1} jobs", "MiB", many, None, None, "lower", "jobs that wait, without pods"),
-        Row(f"{JOBS} new jobs to {JOBS} statuses", "s", round(judged, 2), None, None, "lower", "kubectl's creation included"),
-        Row(f"CPU for {JOBS} new jobs", "s", round(spent, 2), None, None, "lower", "watched, judged, written"),
-        Row("CPU at rest", "%", round(100 * rest / REST_SECONDS, 2), None, None, "lower", f"{JOBS + 1} jobs, {REST_SECONDS} s"),
-    ]
+        rows.append(row("CPU at rest", "%", 100 * rest / REST_SECONDS, f"{known} jobs, {REST_SECONDS} s"))
+        rows.append(
+            row("API requests at rest", "/min", 60 * (requests(port) - asked) / REST_SECONDS, f"{known} jobs, no watches")
+        )
+    with operator(kubectl, environment) as (process, began, _):
+        rows.append(row("start to serving", "s", wait_for_log(process, began), f"the end of its checks, {known} jobs"))
+    kubectl("delete", "rlj", "--all", "--wait=true", timeout=600)
+    return rows
+
+
+def row(measure: str, unit: str, ours: float, note: str, peer: float | None = None) -> Row:
+    """A line where less is better."""
+    ratio = None if not peer else round(ours / peer, 2)
+    return Row(measure, unit, round(ours, 2), None if peer is None else round(peer, 2), ratio, "lower", note)
+
+
+def first_children(kubectl: Kubectl, environment: dict[str, str], counts: list[int]) -> list[Row]:
+    """From a stored job to its RayCluster, beside RayJob."""
+    if not counts:
+        return []
+    os.environ.update(environment)  # the client of the rounds reads KUBECONFIG itself
+    kubectl("apply", "-f", "examples/copy-claim.yaml")
+    rows = []
+    for count in counts:
+        with operator(kubectl, environment):
+            ours = asyncio.run(wait_for_children(kubectl.namespace, "RLJob", count))
+        theirs = asyncio.run(wait_for_children(kubectl.namespace, "RayJob", count))
+        for share in (0.5, 0.99):
+            note = "stored to the RayCluster seen by a watch, no kubelet; peer: KubeRay's RayJob"
+            name = f"apply to RayCluster, p{share * 100:.0f}, {count} jobs at once"
+            rows.append(row(name, "s", ours.percentile(share), note, theirs.percentile(share)))
+    return rows
 
 
 def manifest(name: str) -> str:
@@ -125,18 +173,20 @@ def manifest(name: str) -> str:
 
 
 @contextlib.contextmanager
-def operator(kubectl: Kubectl, environment: dict[str, str]) -> Iterator[tuple[subprocess.Popen[str], float]]:
-    """The process, and when it was started."""
+def operator(kubectl: Kubectl, environment: dict[str, str]) -> Iterator[tuple[subprocess.Popen[str], float, int]]:
+    """The process, when it was started, and its health port."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = int(taken.getsockname()[1])
     LOG.parent.mkdir(parents=True, exist_ok=True)
     key = LOG.with_suffix(".key")
     key.write_text(secrets.token_hex(32))
-    values = {**environment, "RLJOB_HEALTH_PORT": "0", "RLJOB_RAY_ACCESS": "ApiServerProxy", "RLJOB_KEY_FILE": str(key)}
+    values = {**environment, "RLJOB_HEALTH_PORT": str(port), "RLJOB_RAY_ACCESS": "ApiServerProxy", "RLJOB_KEY_FILE": str(key)}
     command = [sys.executable, "-m", "rljob_operator", "--namespace", kubectl.namespace]
     with LOG.open("w") as log:
         began = time.monotonic()
         process = subprocess.Popen(command, env=values, stdout=log, stderr=log, text=True, cwd=ROOT)
         try:
-            yield process, began
+            yield process, began, port
         finally:
             process.terminate()
             process.wait(timeout=30)
@@ -145,7 +195,7 @@ def operator(kubectl: Kubectl, environment: dict[str, str]) -> Iterator[tuple[su
 def wait_for_status(kubectl: Kubectl, process: subprocess.Popen[str], count: int) -> float:
     """When so many jobs had a status."""
     path = "jsonpath={range .items[*]}{.status.observedGeneration}{end}"
-    wait(process, lambda: kubectl("get", "rlj", "-o", path).count("1") >= count, f"{count} jobs with a status")
+    wait(process, lambda: kubectl("get", "rlj", "-o", path, timeout=300).count("1") >= count, f"{count} jobs with a status")
     return time.monotonic()
 
 
@@ -163,7 +213,14 @@ def wait(process: subprocess.Popen[str], holds: Callable[[], bool], what: str) -
             raise CommandError(f"the operator ended: {LOG.read_text().strip()[-500:]}")
         if time.monotonic() > deadline:
             raise CommandError(f"not within {START_LIMIT:g} s: {what}; see {LOG.relative_to(ROOT)}")
-        time.sleep(0.01)
+        time.sleep(0.05)
+
+
+def requests(port: int) -> float:
+    """Requests to the API server that the process has made."""
+    page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
+    lines = [line for line in page.splitlines() if line.startswith("rljob_operator_api_requests_total{")]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
 def resident(pid: int) -> float:

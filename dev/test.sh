@@ -35,3 +35,5 @@ dev/images.sh all
 dev/deploy.sh up
 say "chart tests, end to end"
 pytest tests/chart tests/e2e
+say "faults: the quick ones (make faults runs all)"
+pytest tests/faults -m "not slow"

@@ -16,14 +16,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from dev.proof.life import Life
+from dev.proof.life import READY_SECONDS, Life
+from rljob_workload.core.checkpoint import RunDirectory
+from rljob_workload.core.store.fence import Entry
 
 
 class Hit(StrEnum):
     """Where the trainer was when it was killed."""
 
     RESUME = "during a resume"
-    START = "during a start from scratch"
+    START = "before it had taken up a checkpoint"
     SAVE = "inside a save"
     COMMIT = "between optimizer step and commit"
     SAVED = "between a save and the next prompt"
@@ -66,7 +68,10 @@ def plan(draw: random.Random, aim: Hit) -> Plan:
 def strike(life: Life, plan: Plan, *, delay: float, start_seconds: float) -> bool:
     """Wait for the moment and kill. False when the run had ended before."""
     if plan.aim is Hit.RESUME:
-        wanted = time.monotonic() + plan.when * start_seconds
+        # From the moment at which it has chosen a checkpoint and taken its token, to about its first prompt.
+        if not life.wait_until(lambda: token_of(life) is not None, "it takes a token", seconds=READY_SECONDS):
+            return False
+        wanted = time.monotonic() + plan.when * 0.8 * start_seconds
         if not life.wait_until(lambda: time.monotonic() > wanted, "", seconds=start_seconds + 60, every=0.05):
             return False
     else:
@@ -120,7 +125,8 @@ def hit(life: Life) -> Hit:
     """What the killed life was doing, by what it left: its journal, rank 0's record, and the directory."""
     events = life.events()
     if not any("asked" in event for event in events):
-        return Hit.RESUME if _checkpoints(life.directory) else Hit.START
+        token = token_of(life)
+        return Hit.START if token is None or token.resumed_from is None else Hit.RESUME
     committed = [event["committed"] for event in events if "committed" in event]
     trained = life.trained()
     if trained and trained[-1] not in committed:
@@ -139,6 +145,12 @@ def _unpublished(life: Life, events: list[dict[str, Any]]) -> bool:
         if "snapshot" in event:
             saved = step
     return saved is not None and not any(name.startswith(f"step-{saved:06d}-") for name in _checkpoints(life.directory))
+
+
+def token_of(life: Life) -> Entry | None:
+    """The token that this life holds, which says what it goes on from; None while it has taken none."""
+    entries = RunDirectory(life.directory).fence().entries
+    return next((entry for entry in reversed(entries) if entry.attempt == life.number), None)
 
 
 def _checkpoints(directory: Path) -> list[str]:

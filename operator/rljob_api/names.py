@@ -66,7 +66,7 @@ ENV_UNLOADABLE = "RLJOB_UNLOADABLE"
 ENV_SOURCE = "RLJOB_SOURCE"
 # Seconds of deadlines.activeSeconds that are left when the driver is submitted; earlier attempts are counted. Unset without it.
 ENV_ACTIVE_SECONDS_LEFT = "RLJOB_ACTIVE_SECONDS_LEFT"
-# Runs in every pod before it is stopped: asks the driver for a save and waits for it.
+# Runs in every pod before it is stopped: asks the driver to save and end, and waits for it.
 PRESTOP_COMMAND = ("python", "-m", "rljob_workload.runtime.prestop")
 # For it: the driver's host, and how long a save may take.
 ENV_DRIVER_HOST = "RLJOB_DRIVER_HOST"

@@ -280,7 +280,7 @@ def _container(
             {"name": names.ACCESS_VOLUME_NAME, "mountPath": names.ACCESS_MOUNT_PATH, "readOnly": True},
             {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108  Ray's object store lives there
         ],
-        # Whoever ends the pod (a drain, a deletion, the operator) waits for the driver's save first.
+        # Whoever ends the pod (a drain, a deletion, the operator) waits for the driver to save and end first.
         "lifecycle": {"preStop": {"exec": {"command": list(names.PRESTOP_COMMAND)}}},
     }
     if head:

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from dev.case import Case
 from dev.kube import ROOT, Kubectl
 
 from tests.e2e.conftest import environment, kubectl
-
-from .case import Case
 
 __all__ = ["environment", "kubectl"]
 

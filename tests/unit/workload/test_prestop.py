@@ -1,4 +1,4 @@
-"""The pods' preStop hook asks the driver for a save, waits for it, and never holds a pod up for anything else."""
+"""The pods' preStop hook asks the driver to save and end, waits for it, and never holds a pod up for anything else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_workload.runtime.prestop import PrestopError, Settings, connected_head, from_environment, save
+from rljob_workload.runtime.prestop import PrestopError, Settings, connected_head, end_run, from_environment
 
 
 class _Driver(ThreadingHTTPServer):
@@ -21,6 +21,12 @@ class _Driver(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.answers = list(answers)
         self.asked: list[tuple[str, str]] = []
+        self.then_close = False
+
+    def stop(self) -> None:
+        """No connection is taken any more."""
+        self.shutdown()
+        self.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -35,6 +41,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(answer[0])
         self.end_headers()
         self.wfile.write(answer[1].encode())
+        if self.server.then_close:  # as a process that ends: from now on connections are refused
+            threading.Thread(target=self.server.stop).start()
 
     def log_message(self, format: str, *args: object) -> None:
         return
@@ -51,51 +59,54 @@ def token(tmp_path: Path) -> Path:
 def start() -> Iterator[object]:
     drivers: list[_Driver] = []
 
-    def _start(*answers: tuple[int, str] | None) -> _Driver:
+    def _start(*answers: tuple[int, str] | None, then_close: bool = False) -> _Driver:
         driver = _Driver(*answers)
+        driver.then_close = then_close
         threading.Thread(target=driver.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         drivers.append(driver)
         return driver
 
     yield _start
     for driver in drivers:
-        driver.shutdown()
-        driver.server_close()
+        driver.stop()
 
 
 def settings(driver: _Driver, token: Path, seconds: float = 30) -> Settings:
     return Settings("127.0.0.1", seconds, token, driver.server_port)
 
 
-def test_it_asks_with_the_token_until_the_save_is_written(start, token: Path) -> None:  # type: ignore[no-untyped-def]
-    driver = start((202, "{}"), None, (200, '{"accepted": true, "step": 7}'))
-    assert save(settings(driver, token)) == 'saved: 200 {"accepted": true, "step": 7}'
-    assert [path.partition("=")[0] for path, _ in driver.asked] == ["/control/save?wait"] * 3
-    assert {authorization for _, authorization in driver.asked} == {"Bearer secret"}
+def test_it_asks_with_the_token_until_the_driver_has_ended(start, token: Path) -> None:  # type: ignore[no-untyped-def]
+    driver = start((202, "{}"), None, (202, "{}"), (409, "the attempt has ended"))
+    assert end_run(settings(driver, token)) == "nothing to wait for: 409 the attempt has ended"
+    assert driver.asked == [("/control/stop", "Bearer secret")] * 4
+
+
+def test_a_driver_that_goes_while_it_is_waited_for_has_saved(start, token: Path) -> None:  # type: ignore[no-untyped-def]
+    driver = start(then_close=True)
+    assert end_run(settings(driver, token)) == "the driver has saved and ended"
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 409, 500])
 def test_a_driver_that_will_not_save_is_not_waited_for(start, token: Path, status: int) -> None:  # type: ignore[no-untyped-def]
     driver = start((status, "why"))
-    assert save(settings(driver, token)) == f"nothing is saved: {status} why"
+    assert end_run(settings(driver, token)) == f"nothing to wait for: {status} why"
     assert len(driver.asked) == 1
 
 
 def test_without_a_driver_there_is_nothing_to_save(start, token: Path) -> None:  # type: ignore[no-untyped-def]
     driver = start()
-    driver.shutdown()
-    driver.server_close()
-    assert save(settings(driver, token)) == "no driver: ConnectionRefusedError: [Errno 111] Connection refused"
+    driver.stop()
+    assert end_run(settings(driver, token)) == "no driver: ConnectionRefusedError: [Errno 111] Connection refused"
 
 
 def test_a_head_that_has_no_address_any_more_is_not_waited_for(token: Path) -> None:
-    assert save(Settings("copy-1-head-svc.invalid", 30, token)).startswith("no driver: gaierror")
+    assert end_run(Settings("copy-1-head-svc.invalid", 30, token)).startswith("no driver: gaierror")
 
 
 def test_the_budget_ends_the_wait(start, token: Path) -> None:  # type: ignore[no-untyped-def]
     began = time.monotonic()
-    said = save(settings(start(), token, seconds=0.2))
-    assert said.startswith("no save within 0 s (deadlines.saveSeconds); last answer: {}")
+    said = end_run(settings(start(), token, seconds=0.2))
+    assert said == "the driver has not ended within 0 s (deadlines.saveSeconds); last answer: {}"
     assert time.monotonic() - began >= 0.2
 
 

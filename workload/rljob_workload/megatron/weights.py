@@ -11,6 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def load(policy: Policy, sampler: torch.Generator | None, directory: Path) -> We
     _check_rates(policy)
     fixes.unshare_steps(policy.optimizer)
     _load_random_state(policy, sampler, directory)
-    return live_digest(policy, list(model_shards(policy.model.sharded_state_dict(metadata=_METADATA))))
+    return live_digest(policy, list(model_shards(policy.model.sharded_state_dict(metadata=dict(_METADATA)))))
 
 
 def _why_not_written(policy: Policy, directory: Path, err: BaseException) -> str:
@@ -196,7 +197,7 @@ def _save_random_state(policy: Policy, sampler: torch.Generator | None, director
 
     states = {name: _to_hex(state) for name, state in get_cuda_rng_tracker().get_states().items()}
     data = {
-        "world": dist.get_world_size(),
+        "layout": asdict(policy.settings.layout),
         "torch": _to_hex(torch.get_rng_state()),
         "tracker": states,
         "sampler": _to_hex(sampler.get_state()) if sampler is not None else None,
@@ -205,14 +206,18 @@ def _save_random_state(policy: Policy, sampler: torch.Generator | None, director
 
 
 def _load_random_state(policy: Policy, sampler: torch.Generator | None, directory: Path) -> None:
-    """Random states belong to a rank of a layout: with another number of ranks the fresh seeds stay."""
+    """Random states belong to a rank of a layout: in another one the fresh seeds stay.
+
+    The ranks of one copy of the model sample with equal generators; those of other copies have others, and in a layout that
+    gives a rank another copy they would drift apart, each going on with tokens that the others never saw.
+    """
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
     path = _random_file(policy, directory)
     if not path.exists():
         return
     data = json.loads(path.read_text())
-    if data["world"] != dist.get_world_size():
+    if data.get("layout") != asdict(policy.settings.layout):
         return
     torch.set_rng_state(_from_hex(data["torch"]))
     get_cuda_rng_tracker().set_states({name: _from_hex(text) for name, text in data["tracker"].items()})

@@ -1,8 +1,9 @@
-"""Runs in every pod of a run before it is stopped: asks the driver for a save, waits until it is written, and goes.
+"""Runs in every pod of a run before it is stopped: asks the driver to save and end, waits until it has, and goes.
 
 `python -m rljob_workload.runtime.prestop` is the pods' preStop hook. Kubernetes ends a pod only after its hook, so a drain, a
-deletion and a suspension each leave a checkpoint. It never holds a pod longer than the save's budget, and a driver that is
-gone or has no endpoint is no reason to wait. Standard library only: it has to start at once while everything else is stopped.
+deletion and a suspension each leave a checkpoint, and no step is trained after it that would be lost. It never holds a pod
+longer than the save's budget, and a driver that is gone or has no endpoint is no reason to wait. Standard library only: it has
+to start at once while everything else is stopped.
 
 When a whole run is deleted, the head's Service may go before its pods, and its name with it. A worker therefore finds the head
 by the connection that Ray's node process keeps to it.
@@ -85,30 +86,30 @@ def _address(text: str) -> str:
     return str(mapped or address)
 
 
-def save(settings: Settings) -> str:
-    """Ask until the save is written, refused, or the budget is over; the answer is one line for the log."""
+def end_run(settings: Settings) -> str:
+    """Ask the driver to save and end, and wait until it has, it refuses, or the budget is over; one line for the log."""
     if not settings.host.startswith("127."):
         settings = replace(settings, host=connected_head() or settings.host)
     until = time.monotonic() + settings.seconds
-    last, unconnected = "not asked", 0
-    while (left := until - time.monotonic()) > 0:
+    last, unconnected = "", 0
+    while time.monotonic() < until:
         try:
-            status, body = _ask(settings, left)
+            status, body = _ask(settings)
         except _NoConnectionError as error:
             unconnected += 1
             if error.final or unconnected == _CONNECT_TRIES:
-                return f"no driver: {error}"
+                return "the driver has saved and ended" if last else f"no driver: {error}"
         except (OSError, http.client.HTTPException) as error:
             last = f"{type(error).__name__}: {error}"
         else:
-            if status != http.HTTPStatus.ACCEPTED:  # which says: not within the time that was asked for
-                return f"{'saved' if status == http.HTTPStatus.OK else 'nothing is saved'}: {status} {body[:200]}"
+            if status != http.HTTPStatus.ACCEPTED:  # which says: it saves, and then it ends
+                return f"nothing to wait for: {status} {body[:200]}"
             last = body[:200]
         time.sleep(min(_PAUSE_SECONDS, max(until - time.monotonic(), 0)))
-    return f"no save within {settings.seconds:.0f} s (deadlines.saveSeconds); last answer: {last}"
+    return f"the driver has not ended within {settings.seconds:.0f} s (deadlines.saveSeconds); last answer: {last}"
 
 
-def _ask(settings: Settings, left: float) -> tuple[int, str]:
+def _ask(settings: Settings) -> tuple[int, str]:
     connection = http.client.HTTPConnection(settings.host, settings.port, timeout=_CONNECT_SECONDS)
     headers = {} if settings.token_file is None else {"Authorization": f"Bearer {settings.token_file.read_text().strip()}"}
     try:
@@ -116,8 +117,7 @@ def _ask(settings: Settings, left: float) -> tuple[int, str]:
             connection.connect()
         except OSError as error:
             raise _NoConnectionError(f"{type(error).__name__}: {error}", not isinstance(error, TimeoutError)) from error
-        connection.sock.settimeout(left + _CONNECT_SECONDS)
-        connection.request("POST", f"{names.CONTROL_SAVE_PATH}?wait={left:.1f}", headers=headers)
+        connection.request("POST", names.CONTROL_STOP_PATH, headers=headers)
         answer = connection.getresponse()
         return answer.status, answer.read(65536).decode(errors="replace")
     finally:
@@ -127,7 +127,7 @@ def _ask(settings: Settings, left: float) -> tuple[int, str]:
 def main() -> int:
     """Always 0: a hook that fails would only hide why the pod was stopped."""
     try:
-        said = save(from_environment(os.environ))
+        said = end_run(from_environment(os.environ))
     except (PrestopError, OSError) as error:
         said = str(error)
     print(f"rljob preStop: {said}", file=sys.stderr, flush=True)

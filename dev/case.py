@@ -1,4 +1,4 @@
-"""One RLJob of a fault test: what happened to it is recorded from the first event to the last, whatever the test is doing."""
+"""One RLJob under test on a real cluster; its trail is recorded from the first event to the last, whatever is done to it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import yaml
-from dev.kube import ROOT, Kubectl
 
+from dev.kube import ROOT, Kubectl
 from rljob_api import names
 from rljob_api.reasons import ConditionType
 from rljob_cli.errors import UserError
@@ -191,7 +191,9 @@ class Case:
 
     def everything(self) -> list[str]:
         """Kind and name of all that belongs to the job and could be left behind."""
-        kinds = "rayclusters,pods,secrets,networkpolicies,services"
+        kinds = "rayclusters,pods,secrets"
+        if self.kubectl.find(names.PLURAL, self.name) is None:  # the policy of a run stays as long as its RLJob
+            kinds += ",networkpolicies"
         selector = f"{names.LABEL_JOB}={self.name}"
         found = self.kubectl("get", kinds, "-l", selector, "-o", "name").split()
         return [*found, *self.kubectl("get", "rayclusters,pods", "-o", "name").split()]

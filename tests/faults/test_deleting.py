@@ -1,0 +1,67 @@
+"""An RLJob that is deleted leaves nothing behind, whatever it was doing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from dev.case import Case
+
+from rljob_api import names
+from rljob_api.reasons import ConditionType
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+NOWHERE = {"spec": {"nodeSelector": {"rljob.dev/test": "nowhere"}}}
+
+
+def waiting_for_its_claim(case: Case) -> None:
+    case.apply(checkpoint__volume={"claimName": "nowhere"})
+    case.shows(ConditionType.CLUSTER_READY, "VolumeMissing")
+
+
+def looking_at_the_volume(case: Case) -> None:
+    case.apply(trainer__template=NOWHERE)
+    case.shows(ConditionType.CHECKPOINT_AVAILABLE, "Checking")
+
+
+def provisioning(case: Case) -> None:
+    case.apply(trainer__resources={"cpu": "512", "memory": "3Gi"})
+    case.shows(ConditionType.CLUSTER_READY, "PodsPending")
+
+
+def starting(case: Case) -> None:
+    case.apply(algorithm__grpo__steps=100_000)
+    case.shows(ConditionType.DRIVER_RUNNING, "Running")
+
+
+def training(case: Case) -> None:
+    case.apply(algorithm__grpo__steps=100_000)
+    case.reaches(5)
+
+
+def between_attempts(case: Case) -> None:
+    case.apply(
+        trainer__image="localhost/no-such-image:dev",
+        deadlines__provisioningSeconds=10,
+        failurePolicy={"maxRestarts": 3, "backoffSeconds": 300},
+    )
+    case.shows(ConditionType.RESTARTING, "BackingOff")
+
+
+def finished_and_kept(case: Case) -> None:
+    case.apply(algorithm__grpo__steps=2, ttlSecondsAfterFinished=3600)
+    case.ends()
+
+
+QUICK: tuple[Callable[[Case], None], ...] = (waiting_for_its_claim, looking_at_the_volume, provisioning)
+LONG: tuple[Callable[[Case], None], ...] = (starting, training, between_attempts, finished_and_kept)
+PHASES: list[Any] = [*QUICK, *(pytest.param(one, marks=pytest.mark.slow) for one in LONG)]
+
+
+@pytest.mark.parametrize("phase", PHASES, ids=lambda one: one.__name__)
+def test_deleted_while(case: Case, phase: Callable[[Case], None]) -> None:
+    phase(case)
+    case.kubectl("delete", names.PLURAL, case.name, "--wait=true")
+    case.nothing_is_left(120)
