@@ -191,7 +191,9 @@ class Case:
 
     def everything(self) -> list[str]:
         """Kind and name of all that belongs to the job and could be left behind."""
-        kinds = "rayclusters,pods,secrets,networkpolicies,services"
+        kinds = "rayclusters,pods,secrets"
+        if self.kubectl.find(names.PLURAL, self.name) is None:  # the policy of a run stays as long as its RLJob
+            kinds += ",networkpolicies"
         selector = f"{names.LABEL_JOB}={self.name}"
         found = self.kubectl("get", kinds, "-l", selector, "-o", "name").split()
         return [*found, *self.kubectl("get", "rayclusters,pods", "-o", "name").split()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import checkpoints, ledger, local, simulate, validate, watch
+from . import checkpoints, export, ledger, local, simulate, validate, watch
 from .errors import UserError
 
 
@@ -17,7 +17,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="See docs/ for the spec field by field, conditions and exit codes.",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (validate, local, watch, simulate, ledger, checkpoints):
+    for command in (validate, local, watch, simulate, ledger, checkpoints, export):
         command.add_parser(commands)
     return parser
 

@@ -41,10 +41,9 @@ _RAY = "/apis/ray.io/v1"
 _NETWORKING = "/apis/networking.k8s.io/v1"
 _TIMEOUT_SECONDS = 30
 _CHUNK = 500
-_TOO_MANY = 429
-_SERVER_ERROR = 500
+_PASSING = (429, 500, 502, 503)
+"""What an overloaded or restarting API server answers."""
 _RETRY_SECONDS = (0.2, 0.5, 1.0)
-_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _SELECTORS = {"rljobs": "", "rayclusters": names.LABEL_JOB, "pods": names.LABEL_JOB}
 _ROOTS = {"rljobs": _JOBS, "rayclusters": _RAY, "pods": "/api/v1"}
 
@@ -164,12 +163,12 @@ class Kube:
     ) -> Object:
         """One request; its answer as an object. Raises ApiError.
 
-        What the server turned away unread (429), and a read that it failed to answer (5xx), is asked again a few times.
+        What the server turned away or failed at is asked again a few times. Writes too: each is bound to a version, has a name
+        of its own, or deletes, so one that was carried out after all is told apart (409, AlreadyExists) or does nothing.
         """
-        asks = method == "GET" or path == _REVIEWS
         for wait in _RETRY_SECONDS:
             answer = await self._send(method, path, body, content_type, query)
-            if answer.status != _TOO_MANY and not (asks and answer.status >= _SERVER_ERROR):
+            if answer.status not in _PASSING:
                 break
             await asyncio.sleep(wait)
         else:
@@ -337,7 +336,7 @@ class Kube:
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": attributes},
         }
-        answer = await self.request("POST", _REVIEWS, review)
+        answer = await self.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
         return bool((answer.get("status") or {}).get("allowed"))
 
     async def carry(

@@ -72,6 +72,11 @@ class CrashProxy(Gate):
             return await self._kill()
         return answer
 
+    def last_like(self, call: Call) -> Call:
+        """The last request of this life that differs from that one in its number only; that one where there is none."""
+        same = [one for one in self.calls if (one.method, one.path) == (call.method, call.path)]
+        return same[-1] if same else call
+
     def _named(self, request: web.Request) -> str | None:
         """What of the path stays the same from life to life; None for what belongs to the process, not to a job."""
         path = request.path.replace(self._namespace, "NAMESPACE")

@@ -27,8 +27,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(5400)]
 AT_ONCE = 3
 """Lives at the same time: each waits for KubeRay and for its operator's start most of the time."""
 
-TRIES = 3
-"""A life may take a moment earlier or later than the recorded one and miss a repeated request."""
+TRIES = 4
+"""A life may be told of things in fewer pieces than the recorded one, and repeat a request less often."""
 
 
 @asynccontextmanager
@@ -57,15 +57,15 @@ async def survive(space: Space, spec: dict[str, Any], logs: Path, call: Call, wh
     for number in range(TRIES):
         async with life(space, spec, logs.with_name(f"{logs.name}-{number}"), (call, when)) as one:
             try:
-                job = await one.live()
-                if not one.proxy.killed.is_set():
-                    continue
-                await check_end(one.space, job)
+                await check_end(one.space, await one.live())
                 await nothing_left(one.space)
             except (AssertionError, pytest.fail.Exception) as error:
                 return f"killed at {call}, {when}: {error}"
-        assert one.starts == 2
-        return ""
+        if one.proxy.killed.is_set():
+            assert one.starts == 2
+            return ""
+        # This life made the request less often than the recorded one: its last one is that moment, then.
+        call = one.proxy.last_like(call)
     return f"{call} did not come again in {TRIES} lives"
 
 

@@ -19,7 +19,7 @@ from rljob_api.layout import layout_of
 from rljob_api.spec import RLJobSpec
 from rljob_workload.algorithm.batch import Answer, DecodeSlice, TrainBatch, TrainStats
 from rljob_workload.core.rollouts import Rollouts, StepInfo
-from rljob_workload.core.weight_digest import WeightDigest
+from rljob_workload.core.weight_digest import WeightDigest, contradict
 from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.environments import load_environment
 from rljob_workload.runtime.collector import build_rollouts
@@ -216,7 +216,8 @@ class Trainer:
     def load(self, directory: Path, version: int) -> None:
         """Take over a checkpoint's weights."""
         loaded = self.ranks.call("load", str(directory), version, {})
-        assert str(sum(loaded, WeightDigest())) == (directory / DIGEST).read_text(), "the same weights in another layout"
+        found, saved = str(sum(loaded, WeightDigest())), (directory / DIGEST).read_text()
+        assert not contradict(saved, found), f"the same weights in another layout: {saved}, then {found}"
         self.version = version
 
     def _accept(self, answers: Sequence[Answer]) -> None:

@@ -139,7 +139,9 @@ def test_a_directory_that_is_a_link_is_passed_over(run: RunDirectory, tmp_path: 
     found, passed_over = run.newest()
     assert found is not None
     assert found.step == 10
-    assert passed_over == ["step-000030-t000001: MANIFEST.json: Not a directory"]
+    assert passed_over == [
+        "step-000030-t000001: MANIFEST.json: Not a directory: step-000030-t000001 is a file or a symbolic link"
+    ]
 
 
 @pytest.mark.parametrize("name", ["step-0000030-t000001", "step-30-t1", "step-000030-t000001.old", "step-000030-t000001 "])

@@ -217,6 +217,7 @@ def test_a_run_begins_with_another_job_s_checkpoint_until_it_has_its_own(volume:
     ("path", "outcome", "words"),
     [
         ("runs/default/copy/step-000099-t000001", "Unusable", "No such file or directory"),
+        ("runs/default/copy/fence.json", "Unusable", "is not a directory; name a checkpoint or a run's directory"),
         ("runs/../../etc", "Unusable", "not a path below"),
         ("outside/step-000010-t000001", "Unusable", "leads out of the volume"),
         ("runs", "Corrupt", "no checkpoint is in it"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -216,3 +217,11 @@ def test_other_paths_methods_and_bodies_have_their_answers(world: World) -> None
     assert world.post(names.CONTROL_SAVE_PATH, method="GET")[0] == 405
     assert world.post(names.CONTROL_SAVE_PATH, body=b"x" * 100)[0] == 202
     assert world.post(names.CONTROL_SAVE_PATH, body=b"x" * 70_000)[0] == 413
+
+
+@pytest.mark.parametrize(("length", "status"), [("abc", 400), ("-5", 400), ("\u0663", 400), ("9" * 5000, 413)])
+def test_a_length_that_is_none_is_refused_in_words(world: World, length: str, status: int) -> None:
+    world.control.attach(world.due, 7, None)
+    with socket.create_connection(("127.0.0.1", world.server.port), timeout=5) as connection:
+        connection.sendall(f"POST {names.CONTROL_SAVE_PATH} HTTP/1.1\r\nContent-Length: {length}\r\n\r\n".encode())
+        assert int(connection.recv(1024).split()[1]) == status

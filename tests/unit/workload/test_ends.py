@@ -23,6 +23,7 @@ from rljob_workload.core.handover import HandoverError, HandoverTimeoutError
 from rljob_workload.core.source import SourceError
 from rljob_workload.megatron.errors import DeviceError, EngineError, EngineStepError, NonFiniteError, WeightsError, reason_of
 from rljob_workload.runtime import calls as calls_module
+from rljob_workload.runtime import driver as driver_module
 from rljob_workload.runtime import local
 from rljob_workload.runtime import run as run_module
 from rljob_workload.runtime.calls import Calls
@@ -142,6 +143,31 @@ def test_sigterm_while_ray_starts_is_a_stop_with_a_report(tmp_path: Path) -> Non
 
     assert run(attempt_in(tmp_path), start_ray) == ExitCode.STOPPED
     assert failed(tmp_path) == (ExitCode.STOPPED, "stopped by SIGTERM while Ray was starting")
+
+
+@pytest.mark.parametrize("by_cause", [True, False])
+def test_sigterm_that_ray_wraps_in_an_error_of_its_own_is_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_cause: bool
+) -> None:
+    """Seen while the ranks loaded: `ray.get` ended with a SystemError whose cause was our signal."""
+
+    class Driver:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def run(self) -> Finished:
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            except BaseException as err:
+                broken = SystemError("<built-in method __new__> returned a result with an exception set")
+                if by_cause:
+                    raise broken from err
+                raise broken  # noqa: B904 - the signal as the context
+            raise AssertionError("no signal arrived")
+
+    monkeypatch.setattr(driver_module, "Driver", Driver)
+    assert run(attempt_in(tmp_path)) == ExitCode.STOPPED
+    assert failed(tmp_path) == (ExitCode.STOPPED, "stopped by SIGTERM before a step was under way")
 
 
 def test_sigterm_after_the_end_changes_nothing() -> None:

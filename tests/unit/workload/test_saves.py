@@ -103,6 +103,33 @@ def test_a_write_that_fails_ends_the_attempt_at_its_next_step(saves: Saves, rank
     assert published(tmp_path) == []
 
 
+def unfinished(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir() if path.name.startswith(".tmp-")]
+
+
+def test_a_write_that_fails_gives_back_the_room_that_it_took(saves: Saves, ranks: Ranks, tmp_path: Path) -> None:
+    """A rank's half-written file on a full volume would leave the next attempt no room to take its token."""
+
+    def fail() -> None:
+        (ranks.tmp / "shard-0").write_bytes(b"half")
+        raise RunError(ExitCode.SAVE_FAILED, "cannot write the weights: No space left on device")
+
+    ranks.during = fail
+    saves.begin(ranks, 10, STATE, lambda _: None)  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="No space left"):
+        saves.wait()
+    assert unfinished(tmp_path) == []
+
+
+def test_an_overtaken_attempt_leaves_even_what_it_has_not_finished(saves: Saves, ranks: Ranks, tmp_path: Path) -> None:
+    newer = Owner(namespace="default", name="copy", uid="u", attempt=3)
+    ranks.during = lambda: RunDirectory(tmp_path).take_token(newer, None) and None
+    saves.begin(ranks, 10, STATE, lambda _: None)  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="token 1 is overtaken"):
+        saves.wait()
+    assert unfinished(tmp_path) == [".tmp-step-000010-t000001"]
+
+
 def test_an_overtaken_attempt_publishes_nothing_and_is_fenced(saves: Saves, ranks: Ranks, tmp_path: Path) -> None:
     newer = Owner(namespace="default", name="copy", uid="u", attempt=3)
     ranks.during = lambda: RunDirectory(tmp_path).take_token(newer, None) and None
@@ -122,6 +149,7 @@ def test_weights_that_stood_still_are_not_saved(saves: Saves, ranks: Ranks, tmp_
         saves.begin(ranks, 20, STATE, lambda _: None)  # type: ignore[arg-type]
     assert caught.value.code is ExitCode.SAVE_FAILED
     assert published(tmp_path) == ["step-000010-t000001"]
+    assert unfinished(tmp_path) == []
 
 
 def test_a_failure_at_the_end_of_a_failed_attempt_is_only_logged(

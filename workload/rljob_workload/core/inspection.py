@@ -31,7 +31,7 @@ class InspectionError(Exception):
 
 def inspect(directory: Path) -> dict[str, Any]:
     """The ledger of a checkpoint, or of a run directory's newest one, as `rljob ledger -o json` prints it."""
-    checkpoint = _find(directory)
+    checkpoint = find(directory)
     collector = checkpoint.state.get("collector")
     if not isinstance(collector, Mapping) or "ledger" not in collector:
         raise InspectionError(f"{checkpoint.path} has no prompt ledger; it was written by something that keeps none", 1)
@@ -54,16 +54,17 @@ def inspect(directory: Path) -> dict[str, Any]:
     }
 
 
-def _find(directory: Path) -> Checkpoint:
+def find(directory: Path, level: Level = "Sizes") -> Checkpoint:
+    """The checkpoint in a directory, or the newest of a run directory, without its finished groups. Raises InspectionError."""
     if not directory.is_dir():
         raise InspectionError(f"{directory} is not a directory")
     try:
         if Name.parse(directory.resolve().name) is not None or (directory / MANIFEST).exists():
-            return open_checkpoint(directory.resolve(), buffer=False)
+            return open_checkpoint(directory.resolve(), level, buffer=False)
         run = RunDirectory(directory)
-        choice = run.choose()
+        choice = run.choose(level)
         if choice.name is not None:
-            return run.load(choice.name, buffer=False)
+            return run.load(choice.name, level, buffer=False)
     except CheckpointError as err:
         raise InspectionError(f"{directory}: {err}", 1) from err
     why = "; ".join(f"{one.name}: {one.why}" for one in choice.passed_over)

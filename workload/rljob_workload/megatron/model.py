@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rljob_workload.megatron import device, layers
+from rljob_workload.megatron.conventions import NORM_EPSILON, ROTARY_BASE
 from rljob_workload.megatron.initial import draw_weights
 from rljob_workload.megatron.settings import ModelSettings
 
@@ -36,7 +37,7 @@ def transformer_config(settings: ModelSettings) -> Any:
         params_dtype=torch.float32,
         use_cpu_initialization=device.kind() == "cpu",
         normalization="RMSNorm",
-        layernorm_epsilon=1e-6,
+        layernorm_epsilon=NORM_EPSILON,
         add_bias_linear=False,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
@@ -46,6 +47,7 @@ def transformer_config(settings: ModelSettings) -> Any:
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
+        cuda_graph_impl="local" if settings.cuda_graphs else "none",
         inference_sampling_seed=settings.seed + 1000,
         is_hybrid_model=True,
         **_experts(settings),
@@ -86,6 +88,7 @@ def build_model(settings: ModelSettings, config: Any) -> Any:
         vocab_size=settings.padded_vocabulary,
         max_sequence_length=settings.max_sequence_length,
         position_embedding_type="rope",
+        rotary_base=ROTARY_BASE,
         share_embeddings_and_output_weights=True,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),

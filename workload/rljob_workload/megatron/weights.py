@@ -133,7 +133,7 @@ def load(policy: Policy, sampler: torch.Generator | None, directory: Path) -> We
     _check_rates(policy)
     fixes.unshare_steps(policy.optimizer)
     _load_random_state(policy, sampler, directory)
-    return live_digest(policy, list(model_shards(policy.model.sharded_state_dict(metadata=_METADATA))))
+    return live_digest(policy, list(model_shards(policy.model.sharded_state_dict(metadata=dict(_METADATA)))))
 
 
 def _why_not_written(policy: Policy, directory: Path, err: BaseException) -> str:

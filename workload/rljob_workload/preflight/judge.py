@@ -199,8 +199,15 @@ def _source_root(order: Order, origin: CheckpointSource) -> Path:
 
 
 def _inside(root: Path, path: str) -> None:
-    """Raises OSError where links on the way lead out of the volume."""
-    real = (root / path).resolve(strict=True)
+    """Raises OSError where there is no such directory, or links on the way lead out of the volume."""
+    try:
+        real = (root / path).resolve(strict=True)
+    except OSError as err:
+        raise OSError(
+            f"{err.strerror or err} (looked for at {err.filename}); `rljob checkpoints DIR` lists what is there"
+        ) from err
+    if not real.is_dir():
+        raise OSError(f"{real} is not a directory; name a checkpoint or a run's directory")
     if not real.is_relative_to(root.resolve()):
         raise OSError(f"it leads out of the volume, to {real}")
 

@@ -105,6 +105,15 @@ class ProgressServer:
         self._thread.join()
 
 
+def _refused_body(length: str) -> Answer | None:
+    """Why a body of this Content-Length is not read; None where it is."""
+    if not (length.isascii() and length.isdecimal()):
+        return error(HTTPStatus.BAD_REQUEST, f"Content-Length: {length!r} is not a number of bytes")
+    if len(length) > len(str(LONGEST_BODY)) or int(length) > LONGEST_BODY:
+        return error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of at most {LONGEST_BODY} bytes is read")
+    return None
+
+
 def _handler(progress: Progress, control: Control, access: Access) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -121,10 +130,10 @@ def _handler(progress: Progress, control: Control, access: Access) -> type[BaseH
 
         def do_POST(self) -> None:
             length = self.headers.get("Content-Length", "0")
-            if not length.isdecimal() or int(length) > LONGEST_BODY:
+            if (refused := _refused_body(length)) is not None:
                 # What follows is not read, so it must not be taken for the connection's next request.
                 self.close_connection = True
-                self._answer(error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of at most {LONGEST_BODY} bytes is read"))
+                self._answer(refused)
                 return
             self.rfile.read(int(length))
             url = urlsplit(self.path)

@@ -17,7 +17,7 @@ from rljob_api.progress import CheckpointInfo, Resume, RolledBack
 from rljob_workload.core.checkpoint import Checkpoint, CheckpointError, FencedError, RunDirectory, open_checkpoint
 from rljob_workload.core.rollouts import RestoreReport
 from rljob_workload.core.source import SourceError
-from rljob_workload.core.weight_digest import WEIGHTS, WeightDigest
+from rljob_workload.core.weight_digest import WEIGHTS, WeightDigest, contradict
 from rljob_workload.megatron.errors import WeightsError
 from rljob_workload.preflight import Order, checkpoint_path, preflight
 from rljob_workload.runtime.calls import Calls
@@ -139,10 +139,10 @@ def resume(calls: Calls, checkpoint: Checkpoint | None, attempt: Attempt, totals
     except (KeyError, TypeError, ValueError, RayTaskError) as err:
         cause = err.cause if isinstance(err, RayTaskError) else err
         why = str(cause) if isinstance(cause, WeightsError) else f"{type(cause).__name__}: {cause}"
-        raise RunError(
-            ExitCode.BAD_DATA if isinstance(cause, SourceError) else ExitCode.CHECKPOINT_UNLOADABLE,
-            f"cannot resume from {checkpoint.path}: {cause_line(why)}",
-        ) from err
+        what = f"cannot resume from {checkpoint.path}: {cause_line(why)}"
+        if isinstance(cause, SourceError):
+            raise RunError(ExitCode.BAD_DATA, what) from err
+        raise RunError(ExitCode.CHECKPOINT_UNLOADABLE, f"{what}; the next attempt reads it wholly and passes it over") from err
     log.info(
         "resumed from %s: %d prompts handed out before, %d finished groups restored, %d handed out again (first: %s)",
         checkpoint.name, report.handed_out, report.restored_groups, len(report.rehanded), report.rehanded[:8],
@@ -190,10 +190,13 @@ def shard_digests(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def check_loaded(checkpoint: Checkpoint, loaded: Sequence[WeightDigest]) -> None:
-    """The parameters of all ranks together are those that were saved, in whatever layout. Raises ValueError."""
+    """The parameters of all ranks together are those that were saved, in whatever layout. Raises ValueError.
+
+    (A layout that pads the vocabulary otherwise has other elements, and is not compared.)
+    """
     wanted = checkpoint.manifest.weight_digest if checkpoint.manifest is not None else None
     found = str(sum(loaded, WeightDigest()))
-    if wanted is not None and wanted != found:
+    if wanted is not None and contradict(wanted, found):
         raise ValueError(f"the loaded weights have the digest {found}, the manifest says {wanted}")
 
 

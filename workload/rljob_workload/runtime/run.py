@@ -21,7 +21,7 @@ from rljob_workload.runtime.lastword import LastWord, watched
 from rljob_workload.runtime.logs import FORMAT, close_files, log_to_file
 from rljob_workload.runtime.progress import Progress, ProgressServer, utc_now
 from rljob_workload.runtime.settings import Attempt, check_versions
-from rljob_workload.runtime.stop import StoppedError, StopSignal
+from rljob_workload.runtime.stop import StoppedError, StopSignal, stop_behind
 
 log = logging.getLogger("rljob.driver")
 
@@ -166,16 +166,23 @@ def _attempted(run: _Run) -> int:
             return _failed(progress, ExitCode.UNEXPECTED, f"Ray ended the driver with exit status {err.code}")
         return _failed(progress, ExitCode.STOPPED, "stopped by SIGTERM while Ray was starting")
     except StoppedError as err:
-        when = "a second time, before the save was done" if stop.asked else "before a step was under way"
-        return _failed(progress, ExitCode.STOPPED, f"stopped by {err} {when}")
+        return _stopped(run, err)
     except KeyboardInterrupt:
         _failed(progress, ExitCode.STOPPED, "stopped by Ctrl-C; the same command goes on from the newest checkpoint")
         return 130  # what a shell expects of an interrupted command
     except Exception as err:
+        if signalled := stop_behind(err):
+            return _stopped(run, signalled)
         log.exception("unexpected")
         return _failed(progress, ExitCode.UNEXPECTED, cause_line(f"{type(err).__name__}: {err}"))
     log.info("Succeeded (%s): %s", finished.reason, finished.message)
     return int(ExitCode.OK)
+
+
+def _stopped(run: _Run, signalled: StoppedError) -> int:
+    """SIGTERM where nothing can be saved."""
+    when = "a second time, before the save was done" if run.stop.asked else "before a step was under way"
+    return _failed(run.progress, ExitCode.STOPPED, f"stopped by {signalled} {when}")
 
 
 def _drive(run: _Run) -> Finished:

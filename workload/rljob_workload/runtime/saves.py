@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,11 @@ class Saves:
         """
         self.wait()
         tmp = self._guarded(lambda: self._directory.begin(step, self._token))
-        staged: list[Staged] = calls.ranks("save", self._deadline, ExitCode.SAVE_FAILED, str(tmp))
-        digest = str(sum((part.digest for part in staged), WeightDigest()))
-        if problem := self._guard.problem(step, digest):
-            raise RunError(ExitCode.SAVE_FAILED, problem)
+        with self._given_back(tmp):
+            staged: list[Staged] = calls.ranks("save", self._deadline, ExitCode.SAVE_FAILED, str(tmp))
+            digest = str(sum((part.digest for part in staged), WeightDigest()))
+            if problem := self._guard.problem(step, digest):
+                raise RunError(ExitCode.SAVE_FAILED, problem)
         origin = self._origin(state, digest)
         self._saving = step
         self._thread = threading.Thread(
@@ -102,7 +104,8 @@ class Saves:
     def _end(self, calls: Calls, tmp: Path, step: int, state: Mapping[str, Any], origin: Origin, published: Published) -> None:
         """In a thread of its own: from the ranks' files to the checkpoint."""
         try:
-            saved = self._guarded(lambda: self._publish(calls, tmp, step, state, origin))
+            with self._given_back(tmp):
+                saved = self._guarded(lambda: self._publish(calls, tmp, step, state, origin))
             self._parent = saved.name
             published(saved)
             log.info("step %d: saved %s", step, saved.name)
@@ -128,6 +131,16 @@ class Saves:
             fingerprint=source.get("fingerprint"),
             weight_digest=digest,
         )
+
+    @contextmanager
+    def _given_back(self, tmp: Path) -> Iterator[None]:
+        """A save that fails gives its room back: on a full volume the next attempt could not even take its token."""
+        try:
+            yield
+        except RunError as err:
+            if err.code is not ExitCode.FENCED:  # who is overtaken deletes nothing
+                self._directory.discard(tmp)
+            raise
 
     def _guarded[Result](self, work: Callable[[], Result]) -> Result:
         """What the volume refuses, as the way the run ends."""

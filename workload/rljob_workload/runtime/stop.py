@@ -14,6 +14,22 @@ class StoppedError(BaseException):
     """SIGTERM arrived where nothing is under way. Not an Exception: nothing in between may handle it."""
 
 
+def stop_behind(err: BaseException) -> StoppedError | None:
+    """The signal that `err` comes of, if one does.
+
+    Ray's compiled code runs our handler in the middle of its work and may wrap what the handler raises in an error of its
+    own (`SystemError: ... returned a result with an exception set`), the signal being its cause.
+    """
+    seen: set[int] = set()
+    link: BaseException | None = err
+    while link is not None and id(link) not in seen:
+        if isinstance(link, StoppedError):
+            return link
+        seen.add(id(link))
+        link = link.__cause__ or link.__context__
+    return None
+
+
 class StopSignal:
     """Whether the attempt was asked to end.
 

@@ -9,7 +9,10 @@ from rljob_api.layout import layout_of, shape_of
 from rljob_api.spec import RLJobSpec, Shape
 from rljob_workload.core.store.manifest import Facts
 
-_SHAPE = "spec.model.shape."
+#: Paths of the model's sizes begin so.
+SHAPE = "spec.model.shape."
+#: Not compared, a resume may change it: who exports the model is told how long its sequences were.
+LENGTH = "spec.generation.maxSequenceLength"
 #: Tensors have other names or sizes.
 _OTHER_MODEL = frozenset({"spec.model.dtype", "spec.model.transformer"})
 #: Which rows come in which order.
@@ -36,7 +39,7 @@ def facts_of(spec: RLJobSpec, shape: Shape | None = None) -> dict[str, str | int
     facts: dict[str, str | int | bool | None] = {}
     if shape is not None:
         full = shape.model_copy(update={"query_groups": shape.query_groups or shape.attention_heads})
-        facts |= {_SHAPE + str(info.alias): getattr(full, name) for name, info in Shape.model_fields.items()}
+        facts |= {SHAPE + str(info.alias): getattr(full, name) for name, info in Shape.model_fields.items()}
     return facts | {
         "spec.model.dtype": spec.model.dtype,
         "spec.model.transformer": spec.model.transformer,
@@ -49,6 +52,7 @@ def facts_of(spec: RLJobSpec, shape: Shape | None = None) -> dict[str, str | int
         "spec.data": _data(spec),
         "spec.data.seed": spec.data.seed,
         "spec.data.shuffle": spec.data.shuffle,
+        LENGTH: spec.generation.max_sequence_length,
         "spec.algorithm.grpo.promptsPerStep": grpo.prompts_per_step,
         "spec.algorithm.grpo.generationsPerPrompt": grpo.generations_per_prompt,
     }
@@ -58,7 +62,7 @@ def compare(saved: Facts, spec: RLJobSpec, step: int, shape: Shape | None = None
     """What the spec makes of a checkpoint with these facts, at this step. A fact that was not saved is not compared."""
     wanted = facts_of(spec, shape)
     changed = {path: (saved[path], wanted[path]) for path in wanted if path in saved and saved[path] != wanted[path]}
-    differs = [_line(path, *values) for path, values in changed.items() if path.startswith(_SHAPE) or path in _OTHER_MODEL]
+    differs = [_line(path, *values) for path, values in changed.items() if path.startswith(SHAPE) or path in _OTHER_MODEL]
     if spec.data.on_change == "Refuse":
         differs += [
             f"{_line(path, *values)}, or spec.data.onChange to Restart, which gives up the undone prompts"

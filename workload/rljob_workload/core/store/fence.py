@@ -211,13 +211,13 @@ def _claimed(files: Files) -> Iterable[tuple[str, Entry]]:
     except OSError as err:
         raise FenceError(f"{CLAIMS}: {err.strerror or err}") from err
     for name in names:
-        path = f"{CLAIMS}/{name}/entry.json"
+        path, repair = f"{CLAIMS}/{name}/entry.json", f"; {CLAIMS}/{name} can be removed when its token stands in {FENCE}"
         try:
             entry = Entry.model_validate_json(files.read(path, _MAX_BYTES))
         except OSError as err:
-            raise FenceError(f"{path}: {err.strerror or err}") from err
+            raise FenceError(f"{path}: {err.strerror or err}{repair}") from err
         except ValidationError as err:
-            raise FenceError(f"{path} is malformed: {first_problem(err)}") from None
+            raise FenceError(f"{path} is malformed: {first_problem(err)}{repair}") from None
         if name != f"t{entry.token:06d}":
             raise FenceError(f"{path}: field 'token': {entry.token} is not the number of its directory")
         yield path, entry

@@ -184,7 +184,8 @@ class OsFiles:
             try:
                 kind = _kind(os.fstat(handle).st_mode)
                 if kind is not Kind.FILE:
-                    raise OSError(errno.EISDIR if kind is Kind.DIRECTORY else errno.EINVAL, f"a {kind.value}, expected a file")
+                    number, what = (errno.EISDIR, "a ") if kind is Kind.DIRECTORY else (errno.EINVAL, "")
+                    raise OSError(number, f"{what}{kind.value}, expected a file")
                 yield handle
             finally:
                 os.close(handle)
@@ -196,6 +197,9 @@ class OsFiles:
         for name in names:
             try:
                 below = os.open(name, flags | os.O_NOFOLLOW, dir_fd=handle)
+            except NotADirectoryError as err:
+                # Also of a link to a directory, for which the system's words alone would be a riddle.
+                raise OSError(errno.ENOTDIR, f"{err.strerror}: {name} is a file or a symbolic link") from err
             finally:
                 os.close(handle)
             handle = below

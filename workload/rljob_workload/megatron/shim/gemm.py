@@ -37,6 +37,7 @@ def _fits(a: Tensor, b: Tensor) -> bool:
         _usable
         and b.dim() == 2
         and a.dim() >= 2
+        and a.numel() > 0  # an expert that got no tokens
         and a.dtype == b.dtype == torch.float32
         and a.device.type == b.device.type == "cpu"
         # The operator has no gradient; Megatron's linear layers bring their own.
