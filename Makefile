@@ -97,3 +97,9 @@ proof-slow: install ## 200 SIGKILLs in short runs (build/proof-slow.json)
 	@$(PY) -m dev.proof --slow --seed $(SEED)
 bench-checkpoint: install ## Saves and loads at 0.1 M, 10 M and 135 M parameters beside torch.save
 	@$(PY) -m benchmarks.checkpoint
+
+.PHONY: gpu-smoke bench-export
+gpu-smoke: install ## The stack on this machine's NVIDIA GPUs, part by part (build/gpu-smoke.json); without one it says so
+	@$(PY) -W ignore -m dev.gpu_smoke
+bench-export: install ## Logits of exported models in transformers beside the trainer's (build/bench/export.json)
+	@$(PY) -W ignore -m benchmarks.export

@@ -24,6 +24,7 @@ import yaml
 
 from rljob_api.manifest import judge
 from rljob_workload.algorithm.batch import Request, TrainBatch, TrainRow
+from rljob_workload.core.slices import SliceGoal
 from rljob_workload.runtime.rank import Rank, RankPlace
 
 ROOT = Path(__file__).parents[1]
@@ -123,7 +124,7 @@ def run(rank: Rank, cycles: int) -> Measured:
         room = measured.in_flight + PROMPTS * ANSWERS <= ROOM
         requests = list(prompts(ordinals)) if room else []
         measured.wanted += ANSWERS * len(requests)
-        took = rank.decode(requests, 10**6, STEPS)
+        took = rank.decode(requests, SliceGoal(10**6, iterations=STEPS))
         measured.done, measured.in_flight = measured.done + len(took.answers), took.left
         assert took.left, "nothing in flight at the hand-over"
         step = rank.train(batch(cycle + 1), True)
@@ -134,7 +135,7 @@ def run(rank: Rank, cycles: int) -> Measured:
         if cycle == cycles // 10:
             measured.early_bytes = process.memory_info().rss
     measured.late_bytes = process.memory_info().rss
-    measured.done += len(rank.decode([], 10**6, 10**6).answers)
+    measured.done += len(rank.decode([], SliceGoal(10**6, iterations=10**6)).answers)
     return measured
 
 

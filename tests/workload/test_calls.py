@@ -11,6 +11,7 @@ import ray
 from ray._common.ray_constants import DEFAULT_MAX_CONCURRENCY_ASYNC
 
 from rljob_workload.core.cap import ACTOR_CALLS
+from rljob_workload.core.slices import SliceGoal
 from rljob_workload.runtime.launch import collector_actor, rank_actor
 from rljob_workload.runtime.rank import RankPlace
 
@@ -49,7 +50,7 @@ def test_control_calls_are_answered_while_two_thousand_data_calls_wait(tmp_path:
     # Rank 0 of 2 waits in `setup` for a second rank that never comes: real work that blocks, in the real engine's actor.
     rank = rank_actor().options(num_cpus=0).remote(RankPlace(0, 2, 0, 1, str(tmp_path)), raw)
     address = ray.get(rank.address.remote(), timeout=60)
-    data = [rank.setup.remote(address), *(rank.decode.remote([], 1, 1) for _ in range(QUEUED))]
+    data = [rank.setup.remote(address), *(rank.decode.remote([], SliceGoal(1, iterations=1)) for _ in range(QUEUED))]
     collector = collector_actor().options(num_cpus=0).remote(raw, str(tmp_path), 1)
     # Its first slice is queued behind the rank's `setup`: a thousand of these run, the others wait for them.
     ray.get(collector.start.remote([[rank]], 0), timeout=60)

@@ -36,10 +36,16 @@ def run_in(directory: Path, layout: str, *, steps: int) -> Run:
 
 
 def ranks_of(process: Any) -> list[psutil.Process]:
-    """The rank processes, by their rank: Ray starts them in order."""
-    found = [child for child in descendants(process) if child.name().startswith("ray::Rank")]
-    assert len(found) == 2
-    return found
+    """The rank processes, by their rank: the log that each has open names it (Ray starts them in any order)."""
+    found = {
+        Path(file.path).name.split("-")[1]: child
+        for child in descendants(process)
+        if child.name().startswith("ray::Rank")
+        for file in child.open_files()
+        if Path(file.path).name.startswith("rank-")
+    }
+    assert sorted(found) == ["00000", "00001"]
+    return [child for _, child in sorted(found.items())]
 
 
 def disturbed(run: Run, how: signal.Signals) -> tuple[int, str, list[psutil.Process]]:

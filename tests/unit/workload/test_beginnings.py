@@ -17,7 +17,7 @@ from rljob_api.exitcodes import ExitCode
 from rljob_api.manifest import judge
 from rljob_api.progress import ProgressReport
 from rljob_cli.main import main
-from rljob_workload.core.checkpoint import MANIFEST, RunDirectory
+from rljob_workload.core.checkpoint import MANIFEST, Owner, RunDirectory
 from rljob_workload.core.rollouts import RestoreReport
 from rljob_workload.runtime import driver as driver_module
 from rljob_workload.runtime import local, preflight
@@ -194,6 +194,7 @@ def test_the_example_passes() -> None:
     ("make", "words"),
     [
         (lambda root: (root / "trained").write_text(""), "trained must be a directory"),
+        (lambda root: (root / "tensorboard").write_text(""), "tensorboard must be a directory"),
         (lambda root: (root / "metrics.jsonl").mkdir(), "metrics.jsonl must be a file"),
         (lambda root: (root / "metrics.jsonl").symlink_to(root / "no" / "such" / "place"), "metrics.jsonl: No such file"),
     ],
@@ -202,6 +203,39 @@ def test_a_misplaced_file_in_the_run_directory_is_named(tmp_path: Path, make: Ca
     make(tmp_path)
     assert run(attempt_in(tmp_path)) == ExitCode.ENVIRONMENT_MISSING
     assert words in failed(tmp_path)[1]
+
+
+@pytest.mark.parametrize("name", ["local.json", "local.lock"])
+def test_a_directory_in_the_place_of_a_file_of_rljob_local_is_named(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).mkdir()
+    assert local.run_local(spec_with(), name="copy", namespace="default", directory=tmp_path) == ExitCode.ENVIRONMENT_MISSING
+    assert f"{tmp_path / name}: Is a directory" in capsys.readouterr().err
+
+
+def test_a_directory_in_the_place_of_the_token_leaves_the_run_without_endpoints(tmp_path: Path) -> None:
+    (tmp_path / local.TOKEN_FILE).mkdir()
+    with local._control_file(tmp_path, tmp_path / local.TOKEN_FILE, 1):
+        assert not (tmp_path / local.CONTROL_FILE).exists()
+
+
+def test_what_could_not_be_loaded_is_passed_over_by_the_next_local_attempt_until_one_ends_otherwise(tmp_path: Path) -> None:
+    def ended(code: ExitCode, resumed_from: str | None, source: str | None = None) -> list[str]:
+        attempt = local._next_attempt(spec_with(), "copy", "default", tmp_path)
+        if resumed_from or source:
+            owner = Owner(namespace="default", name="copy", uid=attempt.uid, attempt=attempt.number)
+            RunDirectory(tmp_path).take_token(owner, resumed_from, source)
+        local._remember(attempt, code)
+        return sorted(local._next_attempt(spec_with(), "copy", "default", tmp_path).unloadable)
+
+    newest, before = "step-000030-t000001", "step-000020-t000001"
+    assert ended(ExitCode.STOPPED, newest) == []
+    assert ended(ExitCode.CHECKPOINT_UNLOADABLE, newest) == [newest]
+    assert ended(ExitCode.CHECKPOINT_UNLOADABLE, before) == [before, newest]
+    assert ended(ExitCode.CHECKPOINT_UNLOADABLE, None) == [before, newest]  # it took no token: none of them is valid
+    assert ended(ExitCode.STOPPED, before) == []
+    assert ended(ExitCode.CHECKPOINT_UNLOADABLE, None, source="runs/default/other/step-000030-t000001") == []
 
 
 def test_a_second_run_in_the_same_directory_is_refused_and_names_the_holder(

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request
+from rljob_workload.core.slices import SliceGoal
 from rljob_workload.core.source import SourceChangedError, SourceError
 from rljob_workload.environments.base import Score
 from rljob_workload.megatron.errors import EngineError, NonFiniteError
@@ -37,7 +38,7 @@ class FakeRank:
         self.slices = 0
         self.error: Exception | None = None
 
-    async def remote(self, requests: list[Request], want: int, iterations: int) -> DecodeSlice:
+    async def remote(self, requests: list[Request], goal: SliceGoal) -> DecodeSlice:
         self.slices += 1
         await self.gate.wait()
         if self.error:
@@ -135,6 +136,33 @@ async def test_nothing_is_generated_between_take_and_resume(make: Any) -> None:
     await asyncio.sleep(0.05)
     await collector.commit(1, taken.ordinals)
     assert rank.slices == before
+
+
+async def test_a_commit_that_begins_the_next_stretch_may_be_repeated_at_any_time(make: Any) -> None:
+    collector, rank = make(), FakeRank()
+    await collector.start([[rank]], 0)
+    taken, _ = await soon(collector.take(1))
+    first = await collector.commit(1, taken.ordinals, True)
+    assert first["counts"]["trained"] == 4
+    assert (await collector.status())["state"] != "Paused"
+    await collector.commit(1, taken.ordinals, True)
+    again, _ = await soon(collector.take(2))
+    assert again.info.oldest_age == 1
+    await collector.commit(1, taken.ordinals, True)
+    assert (await collector.status())["state"] == "Paused"
+    await collector.commit(2, again.ordinals)
+    assert (await collector.status())["state"] == "Paused"
+
+
+async def test_two_replicas_share_the_prompts_in_flight(make: Any) -> None:
+    """One that is quick must not take what its slow neighbour has room for, nor more than its own share."""
+    collector, quick, slow = make(), FakeRank(), FakeRank()
+    slow.gate.clear()
+    quick.hold = lambda request: True
+    await collector.start([[quick], [slow]], 0)
+    await asyncio.sleep(0.05)
+    owners = list(collector._pumps._given.values())
+    assert (owners.count(0), owners.count(1)) == (4, 4)
 
 
 async def test_take_waits_until_every_replica_has_ended_its_slice(make: Any) -> None:

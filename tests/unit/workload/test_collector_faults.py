@@ -10,6 +10,7 @@ import pytest
 
 from rljob_workload.algorithm.batch import DecodeSlice, Request
 from rljob_workload.core.collecting import CollectorState
+from rljob_workload.core.slices import SliceGoal
 from rljob_workload.runtime import scoring
 from rljob_workload.runtime.collector import Collector, cap_of
 from rljob_workload.runtime.errors import CollectorFailedError, HungError
@@ -27,9 +28,9 @@ class Silent(FakeRank):
         super().__init__()
         self.lost = lost
 
-    async def remote(self, requests: list[Request], want: int, iterations: int) -> DecodeSlice:
+    async def remote(self, requests: list[Request], goal: SliceGoal) -> DecodeSlice:
         kept = [request for request in requests if request.tag[0] not in self.lost]
-        return await super().remote(kept, want, iterations)
+        return await super().remote(kept, goal)
 
 
 async def state(collector: Collector) -> str:

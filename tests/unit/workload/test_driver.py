@@ -53,6 +53,9 @@ class World:
         self.held: dict[int, concurrent.futures.Future[Any]] = {}
         self.hold: set[int] = set()
         self.trained = 0
+        self.interrupted: set[int] = set()
+        #: Calls of `commit` and `resume`; a commit that resumes counts once.
+        self.calls = 0
         self.stop = StopSignal()
         self.control = Control(self.stop)
         self.progress = Progress(report())
@@ -74,8 +77,11 @@ class World:
 
     def method(self, name: str, answer: Callable[..., Any] = lambda *_: None) -> Any:
         def remote(*arguments: Any) -> Any:
+            self.calls += name in ("commit", "resume")
             if name not in ("address", "setup", "start", "status", "restore"):
-                self.say(" ".join([name, *(str(a) for a in arguments if isinstance(a, int))]))
+                self.say(
+                    " ".join([name, *(str(a) for a in arguments if isinstance(a, int) and a is not True and a is not False)])
+                )
             return answer(*arguments)
 
         return SimpleNamespace(remote=remote)
@@ -92,6 +98,9 @@ class World:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self.held[step] = future
         self.say(f"take {step}")
+        if step in self.interrupted:
+            self.interrupted.remove(step)
+            future.set_result(None)
         if step not in self.hold and not future.done():
             info = StepInfo(reward=0.5, correct=0.0, samples=8, answer_tokens=24, spanning=0, oldest_age=0, mean_age=0.0)
             future.set_result(Taken(tuple(range(8 * (step - 1), 8 * step)), info, 0.25))
@@ -99,10 +108,15 @@ class World:
 
     def interrupt(self, step: int) -> None:
         self.hold.discard(step)
-        self.held[step].set_result(None)
+        if step in self.held:
+            self.held[step].set_result(None)
+        else:
+            self.interrupted.add(step)
 
-    def commit(self, step: int, ordinals: tuple[int, ...]) -> Any:
+    def commit(self, step: int, ordinals: tuple[int, ...], resume: bool) -> Any:
         self.trained += len(ordinals)
+        if resume:
+            self.say(f"resume {step}")
         return self.status()
 
     def status(self) -> Any:
@@ -154,6 +168,27 @@ def test_a_save_comes_between_the_commit_and_the_waking_and_the_engine_is_down_u
     step_2 = ["take 2", "train", "commit 2", *SAVE, "wake", "resume 2"]
     step_3 = ["take 3", "train", "commit 3", *SAVE, "wake"]
     assert world.trace == step_1 + step_2 + step_3
+
+
+def test_a_step_that_nothing_follows_is_committed_and_the_next_one_begun_in_one_call(make: Any) -> None:
+    world = make(checkpoint__everySteps=STEPS)
+    assert isinstance(world.run(), Finished)
+    assert [said for said in world.trace if "resume" in said] == [f"resume {step}" for step in range(1, STEPS)]
+    assert world.calls == STEPS
+
+
+def test_a_limit_on_skipped_prompts_is_looked_at_before_the_next_step_begins(make: Any) -> None:
+    world = make(checkpoint__everySteps=STEPS, prompts__onExceeded="Fail")
+    assert isinstance(world.run(), Finished)
+    assert world.calls == STEPS + STEPS - 1
+
+
+def test_what_became_urgent_with_the_commit_is_served_though_the_next_batch_is_there(make: Any) -> None:
+    world = make(checkpoint__everySteps=100)
+    world.during["resume 2"] = world.ask_save
+    assert isinstance(world.run(), Finished)
+    at = world.trace.index("resume 2")
+    assert world.trace[at : at + 8] == ["resume 2", "interrupt 3", "take 3", "sleep", *SAVE, "wake", "resume 2"]
 
 
 def test_a_save_that_is_asked_for_while_groups_are_missing_does_not_wait_for_them(make: Any) -> None:

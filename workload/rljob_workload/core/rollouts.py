@@ -176,6 +176,16 @@ class Rollouts:
                 complete.append(group)
         return complete
 
+    def in_flight_soon(self, version: int) -> int:
+        """Groups in flight once everything that may be dispatched now has been."""
+        more = len(self._waiting) + self._window.room(self.ledger.counts(), version)
+        return min(self._settings.in_flight_limit, self.in_flight + more)
+
+    def is_open_tag(self, tag: tuple[int, int]) -> bool:
+        """Whether this try of this prompt is still waited for."""
+        group = self._open.get(tag[0])
+        return group is not None and group.attempt == tag[1]
+
     def is_open(self, group: Group) -> bool:
         """Whether this very try is still waited for."""
         return self._open.get(group.ordinal) is group

@@ -71,7 +71,7 @@ class ResidentEngine:
                 max_sequence_length=settings.max_sequence_length,
                 max_requests=settings.max_requests,
                 max_tokens=DynamicInferenceContext.round_up_tokens(_step_tokens(settings)),
-                num_cuda_graphs=None,  # 0 would mean one, and every step padded to its size
+                num_cuda_graphs=settings.cuda_graphs,  # 0 would mean one, and every step padded to its size
                 kv_cache_management_mode=KVCacheManagementMode(settings.kv_mode),
                 # Log-probs of the distribution that was really sampled from.
                 logprobs_mode="raw_logprobs" if settings.temperature == 1.0 else "processed_logprobs",

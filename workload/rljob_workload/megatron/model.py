@@ -47,6 +47,7 @@ def transformer_config(settings: ModelSettings) -> Any:
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
+        cuda_graph_impl="local" if settings.cuda_graphs else "none",
         inference_sampling_seed=settings.seed + 1000,
         is_hybrid_model=True,
         **_experts(settings),

@@ -32,6 +32,8 @@ class ModelSettings:
     max_sequence_length: int
     micro_batch_size: int
     loss: LossSettings
+    #: Layers that can be captured as CUDA graphs; no spec field sets it yet (`dev.gpu_smoke` does).
+    cuda_graphs: bool = False
 
     @property
     def pattern(self) -> str:
@@ -68,6 +70,8 @@ class EngineSettings:
     temperature: float
     kv_mode: str
     kv_bytes: int
+    #: Decode steps captured for so many batch sizes; None: none. Needs a model whose layers can be captured.
+    cuda_graphs: int | None = None
 
 
 def model_settings(spec: RLJobSpec) -> ModelSettings:

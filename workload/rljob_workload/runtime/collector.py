@@ -144,22 +144,24 @@ class Collector:
             self._interrupted = step
 
     @control
-    async def commit(self, step: int, ordinals: Sequence[int]) -> dict[str, Any]:
-        """The step's optimizer step has been taken on all ranks. May be repeated. Returns the counters."""
+    async def commit(self, step: int, ordinals: Sequence[int], resume: bool = False) -> dict[str, Any]:
+        """The step's optimizer step has been taken on all ranks. May be repeated. Returns the counters.
+
+        `resume`: nothing comes before the next stretch, so it begins at once; one call instead of two.
+        """
         with self._monitor.changing():
             self._rollouts.commit(step, ordinals)
             self._rollouts.check()
-            return self._counters()
+            counters = self._counters()
+            if resume and self._version < step:  # a repetition finds that it has been done
+                self._resume(step)
+            return counters
 
     @control
     async def resume(self, version: int) -> None:
         """Collect again, now with these weights."""
         with self._monitor.changing():
-            self._raise_failure()
-            self._version = version
-            self._interrupted = None
-            self._machine.enter(CollectorState.COLLECTING, f"version {version}")
-            self.settle()
+            self._resume(version)
 
     @control
     async def snapshot(self) -> dict[str, Any]:
@@ -262,6 +264,13 @@ class Collector:
             return None
         self._machine.enter(CollectorState.PAUSED, f"step {step}")
         return _End(*taken) if taken else _End(None, None)
+
+    def _resume(self, version: int) -> None:
+        self._raise_failure()
+        self._version = version
+        self._interrupted = None
+        self._machine.enter(CollectorState.COLLECTING, f"version {version}")
+        self.settle()
 
     def _refuse_dead_end(self, step: int) -> None:
         """Nobody answers anything and nothing may be handed out: waiting longer would change nothing."""

@@ -172,8 +172,9 @@ class Driver:
         handover = max(result.handover_seconds for result in results)
         phases.move("train", "handover", handover)
         self._record.totals.spend(taken.wait_seconds, handover)
+        onward = not decision.save and self._goes_on(step)
         with phases.timed("commit"):
-            counters = self._commit(step, taken)
+            counters = self._commit(step, taken, resume=onward)
         if decision.save:
             with phases.timed("save"):
                 self._save(step)
@@ -191,7 +192,7 @@ class Driver:
         if too_many is not None:
             self._ready_saves().wait()
             raise RunError(ExitCode.SKIPPED_TOO_MANY, f"step {step}, which was saved: {too_many}")
-        if reached is None and step < self._spec.algorithm.grpo.steps:
+        if reached is None and step < self._spec.algorithm.grpo.steps and not onward:
             # Asked for since the decision: the collector is down now, and one more step may be too long to wait.
             self._serve(decision.end or self._due.urgent())
         return reached
@@ -199,11 +200,13 @@ class Driver:
     def _take(self, step: int) -> tuple[Taken | None, Any]:
         """The step's batch; None where something more urgent than the step has come up (the collector is paused then)."""
         self._progress.update(phase="Generating")
+        interrupted = self._due.urgent() is not None
+        if interrupted:  # before it is asked for a batch, which may be there at once
+            self._calls().get(self._calls().collector.interrupt.remote(step), self._stall, "the collector hangs")
         taken_ref, batch_ref = self._calls().collector.take.options(num_returns=2).remote(step)
         future, events = taken_ref.future(), self._control.events
         future.add_done_callback(lambda _: events.put("taken"))
         deadline = time.monotonic() + self._stall + ANSWER_SECONDS
-        interrupted = False
         while not future.done():
             if not interrupted and self._due.urgent():
                 interrupted = True
@@ -241,10 +244,15 @@ class Driver:
         self._ready_saves().stepped(max(result.stats.grad_norm for result in results))
         return results
 
-    def _commit(self, step: int, taken: Taken) -> dict[str, Any]:
-        counters: dict[str, Any] = self._calls().get(
-            self._calls().collector.commit.remote(step, taken.ordinals), self._stall, "the collector does not commit"
-        )
+    def _goes_on(self, step: int) -> bool:
+        """Whether the next stretch of collecting can begin with the commit: nothing between them needs the collector down."""
+        if step == self._spec.algorithm.grpo.steps or self._validates(step) or self._due.urgent():
+            return False
+        return self._spec.prompts.on_exceeded != "Fail"  # the counters may then end the run, after a save
+
+    def _commit(self, step: int, taken: Taken, *, resume: bool) -> dict[str, Any]:
+        call = self._calls().collector.commit.remote(step, taken.ordinals, resume)
+        counters: dict[str, Any] = self._calls().get(call, self._stall, "the collector does not commit")
         self._record.totals.add(taken.info)
         if counters["counts"]["trained"] != self._record.totals.trained_prompts + len(taken.ordinals):
             raise RunError(
@@ -255,10 +263,13 @@ class Driver:
         self._record.totals.trained_prompts += len(taken.ordinals)
         return counters
 
-    def _validate_if_due(self, step: int, phases: Phases) -> float | None:
+    def _validates(self, step: int) -> bool:
         validation = self._spec.validation
         last = step == self._spec.algorithm.grpo.steps
-        if validation is None or not (last or step % validation.every_steps == 0):
+        return validation is not None and (last or step % validation.every_steps == 0)
+
+    def _validate_if_due(self, step: int, phases: Phases) -> float | None:
+        if not self._validates(step):
             return None
         with phases.timed("validate"):
             return self._validate(step)

@@ -11,7 +11,7 @@ import secrets
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from rljob_api.names import (
     RESOURCE_NODE,
 )
 from rljob_api.spec import RLJobSpec
-from rljob_workload.core.checkpoint import write_json
+from rljob_workload.core.checkpoint import CheckpointError, RunDirectory, write_json
 from rljob_workload.runtime import view
 from rljob_workload.runtime.control import Access
 from rljob_workload.runtime.errors import RunError
@@ -60,7 +60,9 @@ def run_local(spec: RLJobSpec, *, name: str, namespace: str, directory: Path, sh
         except RunError as err:
             print(f"rljob: {err}", file=sys.stderr)
             return int(err.code)
-        return _run(attempt, temporary, show_progress=show_progress, port=port)
+        code = _run(attempt, temporary, show_progress=show_progress, port=port)
+        _remember(attempt, code)
+        return code
 
 
 def _run(attempt: Attempt, temporary: str, *, show_progress: bool, port: int) -> int:
@@ -109,7 +111,8 @@ def _control_file(directory: Path, token: Path, port: int) -> Iterator[None]:
         yield
     finally:
         for file_path in (path, token):
-            file_path.unlink(missing_ok=True)
+            with contextlib.suppress(IsADirectoryError):  # never ours, and named above
+                file_path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -142,7 +145,8 @@ def _alone_in(directory: Path) -> Iterator[None]:
 
 
 def _unusable(directory: Path, err: OSError) -> RunError:
-    message = f"cannot use {directory} as the run's directory: {err.strerror or err}; choose another --dir"
+    what = f"{err.strerror or err}" if err.filename in (None, str(directory)) else f"{err.filename}: {err.strerror or err}"
+    message = f"cannot use {directory} as the run's directory: {what}; choose another --dir"
     return RunError(ExitCode.ENVIRONMENT_MISSING, message)
 
 
@@ -176,12 +180,37 @@ def _next_attempt(spec: RLJobSpec, name: str, namespace: str, directory: Path) -
                 ExitCode.ENVIRONMENT_MISSING,
                 f"{directory} holds the run {state['name']!r}, not {name!r}; choose another --dir",
             )
-        write_json(path, {"uid": uid, "attempt": number, "name": name})
+        unloadable = frozenset(map(str, state.get("unloadable", [])))
+        write_json(path, _state(uid, number, name, unloadable))
     except OSError as err:
         raise _unusable(directory, err) from err
     except (ValueError, KeyError, TypeError) as err:
         raise RunError(ExitCode.ENVIRONMENT_MISSING, f"{path} is malformed ({err}); choose another --dir") from err
-    return Attempt(name, namespace, uid, number, spec, directory)
+    return Attempt(name, namespace, uid, number, spec, directory, unloadable=unloadable)
+
+
+def _state(uid: str, number: int, name: str, unloadable: Collection[str]) -> dict[str, Any]:
+    state: dict[str, Any] = {"uid": uid, "attempt": number, "name": name}
+    return state | ({"unloadable": sorted(unloadable)} if unloadable else {})
+
+
+def _remember(attempt: Attempt, code: int) -> None:
+    """What could not be loaded is passed over by the next attempt, which would fail in the same way for ever.
+
+    Any other end forgets it: the run has gone on from another checkpoint, or somebody may have repaired this one.
+    """
+    unloadable: frozenset[str] = frozenset()
+    try:
+        if code == ExitCode.CHECKPOINT_UNLOADABLE:
+            unloadable = attempt.unloadable
+            entries = RunDirectory(attempt.directory).fence().entries
+            # Without a token of its own the attempt has tried to load nothing; another run's checkpoint is not ours to judge.
+            if entries and (last := entries[-1]).attempt == attempt.number and last.resumed_from and last.source is None:
+                unloadable |= {last.resumed_from}
+        if unloadable != attempt.unloadable:
+            write_json(attempt.directory / _STATE, _state(attempt.uid, attempt.number, attempt.name, unloadable))
+    except (OSError, CheckpointError) as err:
+        log.warning("cannot note in %s what could not be loaded: %s", attempt.directory / _STATE, err)
 
 
 def _start_ray(spec: RLJobSpec, temporary: str) -> dict[str, int]:

@@ -68,7 +68,7 @@ def load_task(spec: RLJobSpec) -> TaskData:
 
 def check_directory(directory: Path) -> None:
     """Places in the run's directory that the run writes to are what they must be. Raises RunError (ENVIRONMENT_MISSING)."""
-    for name, wanted in {"trained": "directory", "metrics.jsonl": "file"}.items():
+    for name, wanted in {"trained": "directory", "tensorboard": "directory", "metrics.jsonl": "file"}.items():
         path = directory / name
         if path.exists() and path.is_dir() != (wanted == "directory"):
             raise RunError(ExitCode.ENVIRONMENT_MISSING, f"{path} must be a {wanted}; move it away")

@@ -12,22 +12,21 @@ import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
+from rljob_api.layout import layout_of
 from rljob_api.spec import RLJobSpec
 from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request
 from rljob_workload.core.groups import Group
 from rljob_workload.core.ledger import SkipCause
 from rljob_workload.core.rollouts import Rollouts
+from rljob_workload.core.slices import SliceGoal, share_left
 from rljob_workload.runtime.errors import HungError, cause_line
 from rljob_workload.runtime.monitor import Monitor
 from rljob_workload.runtime.scoring import ScoreError, Scorer
 
 log = logging.getLogger("rljob.collector")
 
-#: Engine iterations of one decode slice at most: the time that a finished step may have to wait for another replica.
-SLICE_ITERATIONS = 64
-
-#: Requests of a slice, and the groups to complete before it returns.
-_Order = tuple[list[Request], int]
+#: Requests of a slice, and what it goes on for.
+_Order = tuple[list[Request], SliceGoal]
 
 
 class Owner(Protocol):
@@ -59,6 +58,8 @@ class Pumps:
         self._tasks: set[asyncio.Task[None]] = set()
         #: Answers that each replica's engine still has to deliver.
         self._busy: list[int] = []
+        #: Which replica answers a group, by its tag; forgotten when it is no longer open.
+        self._given: dict[tuple[int, int], int] = {}
         #: When each replica's running slice began.
         self._slices: dict[int, float] = {}
 
@@ -129,24 +130,33 @@ class Pumps:
         if not self._wanted(replica):
             return None
         rollouts, version = self._owner.rollouts, self._owner.version
-        share = None if len(self._replicas) == 1 else self._share()
-        requests = rollouts.dispatch(version, self._owner.now, share)
+        requests = rollouts.dispatch(version, self._owner.now, self._share_left(replica))
         if not requests and not self._busy[replica]:
             return None
-        # A freed slot is worth an early return only if something can fill it.
-        want = 1 if rollouts.can_dispatch(version) else max(1, rollouts.missing(version))
+        self._given.update(dict.fromkeys((request.tag for request in requests), replica))
+        slots = self._slots(replica) if rollouts.can_dispatch(version) else 0
         self._slices[replica] = time.monotonic()
         self._owner.settle()
-        return requests, want
+        return requests, SliceGoal(max(1, rollouts.missing(version)), slots)
 
-    def _share(self) -> int:
-        """New groups for one replica's slice, so that the first pump does not take them all."""
-        return -(-self._spec.algorithm.grpo.prompts_per_step // len(self._replicas))
+    def _share_left(self, replica: int) -> int | None:
+        """Groups that this replica's slice may take in, so that the first pump does not take them all; None: any number."""
+        if len(self._replicas) == 1:
+            return None
+        rollouts = self._owner.rollouts
+        self._given = {tag: whose for tag, whose in self._given.items() if rollouts.is_open_tag(tag)}
+        groups = rollouts.in_flight_soon(self._owner.version)
+        return share_left(groups, len(self._replicas), list(self._given.values()).count(replica))
 
-    async def _slice(self, replica: int, requests: Sequence[Request], want: int) -> tuple[list[Answer], int]:
+    def _slots(self, replica: int) -> int:
+        """Answers that the replica's engines generate at once; a replica that shares experts has several."""
+        engines = len(self._replicas[replica]) // layout_of(self._spec).model_ranks
+        return self._spec.generation.max_requests * max(1, engines)
+
+    async def _slice(self, replica: int, requests: Sequence[Request], goal: SliceGoal) -> tuple[list[Answer], int]:
         """One call of all ranks of a replica. Raises what a rank raised, or HungError naming those that do not answer."""
         ranks, seconds = self._replicas[replica], float(self._spec.deadlines.stall_seconds)
-        calls = [asyncio.ensure_future(rank.decode.remote(requests, want, SLICE_ITERATIONS)) for rank in ranks]
+        calls = [asyncio.ensure_future(rank.decode.remote(requests, goal)) for rank in ranks]
         # The first failure is the cause; the others then wait in a collective.
         await asyncio.wait(calls, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
         slices: list[DecodeSlice] = [call.result() for call in calls if call.done()]

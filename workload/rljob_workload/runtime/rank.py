@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from rljob_api.spec import RLJobSpec
 from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request, TrainBatch, TrainStats
 from rljob_workload.core.handover import Handover, Passage, Phase
+from rljob_workload.core.slices import SliceGoal
 from rljob_workload.core.weight_digest import Staged, WeightDigest
 from rljob_workload.data.builtin import load_builtin
 from rljob_workload.runtime.concurrency import control
@@ -128,8 +129,8 @@ class Rank:
 
     # ---- generation -------------------------------------------------------------------------
 
-    def decode(self, requests: Sequence[Request], want: int, iterations: int) -> DecodeSlice:
-        """Take in new prompts and generate until `want` groups are complete, or for so many engine iterations.
+    def decode(self, requests: Sequence[Request], goal: SliceGoal) -> DecodeSlice:
+        """Take in new prompts and generate until the goal is reached.
 
         All ranks of a replica run this in lockstep, which is why it is bounded by iterations and not by a clock.
         """
@@ -139,9 +140,10 @@ class Rank:
             self._remaining[request.tag] = request.answers
         answers, self._stash = self._stash, []
         complete = self._count_complete(answers)
+        iterations = goal.iterations
         while True:
             done, left = engine.agree(complete, engine.in_flight)
-            if done >= want or iterations <= 0 or not left:
+            if iterations <= 0 or goal.reached(done, left):
                 break
             fresh = engine.step()
             complete += self._count_complete(fresh)

@@ -139,10 +139,10 @@ def resume(calls: Calls, checkpoint: Checkpoint | None, attempt: Attempt, totals
     except (KeyError, TypeError, ValueError, RayTaskError) as err:
         cause = err.cause if isinstance(err, RayTaskError) else err
         why = str(cause) if isinstance(cause, WeightsError) else f"{type(cause).__name__}: {cause}"
-        raise RunError(
-            ExitCode.BAD_DATA if isinstance(cause, SourceError) else ExitCode.CHECKPOINT_UNLOADABLE,
-            f"cannot resume from {checkpoint.path}: {cause_line(why)}",
-        ) from err
+        what = f"cannot resume from {checkpoint.path}: {cause_line(why)}"
+        if isinstance(cause, SourceError):
+            raise RunError(ExitCode.BAD_DATA, what) from err
+        raise RunError(ExitCode.CHECKPOINT_UNLOADABLE, f"{what}; the next attempt reads it wholly and passes it over") from err
     log.info(
         "resumed from %s: %d prompts handed out before, %d finished groups restored, %d handed out again (first: %s)",
         checkpoint.name, report.handed_out, report.restored_groups, len(report.rehanded), report.rehanded[:8],
