@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ from .gate import Gate
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
+FIRST_CUT = 40
+"""The request at which an outage begins: the operator has started by then, and the job has only just come."""
+
+OUTAGE_SECONDS = 15.0
+
 
 class Storm(CrashProxy):
     """Answers some requests itself, in the way that `kind` says."""
@@ -28,6 +34,7 @@ class Storm(CrashProxy):
         self.hits = 0
         self._space = space
         self._seen = 0
+        self._outage = 0.0
 
     async def prepare(self) -> str:
         """Begin to forward."""
@@ -65,12 +72,18 @@ class Storm(CrashProxy):
             case "silent watches" if watch:
                 self.hits += 1
                 return await silence(request)
-            case "no connection" if 40 <= self._seen < 90:
+            case "no connection" if self._seen >= FIRST_CUT and self._out():
                 self.hits += 1
                 assert request.transport is not None
                 request.transport.abort()
                 return web.Response(status=502)
         return await super()._forward(request)
+
+    def _out(self) -> bool:
+        """Whether the outage, which begins when first asked for, still lasts."""
+        now = time.monotonic()
+        self._outage = self._outage or now
+        return now - self._outage < OUTAGE_SECONDS
 
 
 def refused(status: int, reason: str) -> web.Response:

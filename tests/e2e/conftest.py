@@ -64,7 +64,9 @@ def kubectl(environment: dict[str, str]) -> Iterator[Kubectl]:
     run("create", "namespace", namespace)
     run("apply", "-f", "examples/copy-claim.yaml")
     yield run
-    run("delete", "namespace", namespace, "--wait=true", timeout=180)
+    # Its pods must go before the next test's need their place; the emptied namespace goes by itself, some ten seconds later.
+    run("delete", "namespace", namespace, "--wait=false")
+    run("wait", "--for=delete", "pods", "--all", "--timeout=180s", timeout=200)
 
 
 Manifest = Callable[..., str]

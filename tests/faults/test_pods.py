@@ -124,6 +124,7 @@ def test_a_40_character_name(make_case: Any) -> None:
     case.nothing_is_left()
 
 
+@pytest.mark.slow  # tests/e2e has a short form of it
 def test_image_that_does_not_exist(case: Case) -> None:
     case.apply(
         trainer__image="localhost/no-such-image:dev",
