@@ -122,7 +122,8 @@ async def test_the_attempt_is_persisted_before_its_cluster_and_an_old_view_persi
     assert recorder.writes == []
     for _ in range(2):
         await reconciler.reconcile(key)
-    assert recorder.writes == ["status attempt 1", "create copy-1"]
+    # The number first, then the name of the cluster that the attempt is about to have, and only then that cluster.
+    assert recorder.writes == ["status attempt 1", "status attempt 1", "create copy-1"]
     await transport.close()
 
 
@@ -213,7 +214,7 @@ async def test_a_lost_worker_is_named_with_what_kubernetes_said(space: Space, sp
     status["containerStatuses"][0] |= {"ready": False, "state": state}
     status["conditions"] = [one | {"status": "False"} for one in status["conditions"]]
     await space.set_pod_status(worker["metadata"]["name"], {**status, "phase": "Failed"})
-    found = await space.condition("Succeeded", "WorkerLost")
+    found = await space.condition("Succeeded", "OutOfMemory")
     assert f"worker pod {worker['metadata']['name']} is gone: OOMKilled, exit code 137" in found["message"]
 
 
@@ -292,7 +293,9 @@ async def test_missing_permissions_are_named_and_end_the_start(space: Space) -> 
     operator = space.start_operator(KUBECONFIG=await account(space, rules))
     assert await asyncio.to_thread(operator.wait, 30) == 1
     said = space.logs()
-    assert f"missing permissions: list pods in namespace {space.name}, watch pods in namespace {space.name};" in said
+    missing = [f"{verb} pods in namespace {space.name}" for verb in ("list", "watch", "create", "delete")]
+    (line,) = (one for one in said.splitlines() if "missing permissions: " in one)
+    assert sorted(line.partition("missing permissions: ")[2].partition(";")[0].split(", ")) == sorted(missing)
     assert "Traceback" not in said
 
 

@@ -139,7 +139,8 @@ def test_settings_of_the_chart_are_settings_of_the_operator(render: Render) -> N
 
 def test_defaults_of_the_chart_are_the_operators(render: Render) -> None:
     settings = from_environment(values_of(container(render())))
-    assert settings == Settings(key_file=settings.key_file)
+    # Two settings have no default of their own: where the chart mounts the key, and the image of this very deployment.
+    assert settings == Settings(key_file=settings.key_file, preflight_image=container(render())["image"])
 
 
 def test_the_key_of_the_runs_is_made_once_mounted_and_kept(render: Render) -> None:
