@@ -6,7 +6,6 @@ import json
 import random
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -101,13 +100,20 @@ class ProofRun:
     def run(self, kills: int, each: int) -> Outcome:
         """At least so many kills, `each` of them at every wanted moment; then the run finishes and is judged."""
         pending = moments.plans(self._draw, kills, each)
+        more = 0
         while pending:
             plan = pending.pop(0)
             if not self._attended(plan, len(pending)):
-                raise HarnessError(f"the run finished after {len(self._kills)} kills of {kills}; give it more steps")
-            if not pending and len(self._kills) < kills + MOST_MORE:
-                hits = Counter(kill.hit for kill in self._kills)
-                pending = [moments.plan(self._draw, aim) for aim in WANTED if hits[aim] < each]
+                raise HarnessError(
+                    f"the run finished after {len(self._kills)} kills, before all moments were hit; give it more steps"
+                )
+            if plan.aim in WANTED and self._kills[-1].hit != plan.aim and more < MOST_MORE:
+                # At once, not at the end: the run must not be over before every moment was hit.
+                more += 1
+                pending.insert(0, moments.plan(self._draw, plan.aim))
+        missed = [str(aim) for aim in WANTED if sum(kill.hit == aim for kill in self._kills) < each]
+        if missed:
+            raise HarnessError(f"{more} more kills did not hit {each} times: {', '.join(missed)}")
         self._attend(self._finish)
         story = {
             "seed": self._seed,

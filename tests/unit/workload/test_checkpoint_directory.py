@@ -65,7 +65,8 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, damage: o
 
 def test_a_file_named_like_a_checkpoint_is_a_damaged_one(tmp_path: Path) -> None:
     (tmp_path / "step-000030-t000001").write_text("")
-    assert RunDirectory(tmp_path).newest() == (None, ["step-000030-t000001: MANIFEST.json: Not a directory"])
+    why = "step-000030-t000001: MANIFEST.json: Not a directory: step-000030-t000001 is a file or a symbolic link"
+    assert RunDirectory(tmp_path).newest() == (None, [why])
 
 
 def test_an_unfinished_checkpoint_is_invisible_and_removed_by_the_next_attempt(tmp_path: Path) -> None:
