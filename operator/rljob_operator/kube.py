@@ -34,7 +34,8 @@ from .api import (
     Object,
 )
 from .bodies import read_end
-from .world import Claim, read_claim
+from .reading import read_claim
+from .world import Claim
 
 _JOBS = f"/apis/{names.GROUP}/{names.VERSION}"
 _RAY = "/apis/ray.io/v1"

@@ -15,10 +15,11 @@ from .access import Access
 from .act import Actor, Outcome
 from .api import KubeApi, Object, RayApi
 from .decide import decide, defect, judge_job
+from .reading import read_cluster, read_pod
 from .settings import Settings
 from .store import Store
 from .times import parse_time
-from .world import Cluster, Driver, DriverUnknown, Job, Key, Pod, Stage, Unreachable, World, read_cluster, read_pod
+from .world import Cluster, Driver, DriverUnknown, Job, Key, Pod, Stage, Unreachable, World
 
 log = logging.getLogger("rljob.reconciler")
 

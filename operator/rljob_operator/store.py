@@ -12,7 +12,8 @@ from typing import Any
 from rljob_api import names
 
 from .api import Listing, Object
-from .world import Cluster, Job, Key, Pod, read_cluster, read_job, read_pod
+from .reading import read_cluster, read_job, read_pod
+from .world import Cluster, Job, Key, Pod
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobStatus
 from rljob_operator.decide import decide
 from rljob_operator.plan import Plan
+from rljob_operator.reading import read_job
 from rljob_operator.render import spec_text
 from rljob_operator.times import format_time
-from rljob_operator.world import Cluster, Driver, DriverUnknown, Job, Pod, World, read_job
+from rljob_operator.world import Cluster, Driver, DriverUnknown, Job, Pod, World
 
 T0 = datetime.datetime(2026, 11, 29, 12, 0, 0, tzinfo=datetime.UTC)
 UID = "11111111-2222-3333-4444-555555555555"

@@ -12,8 +12,9 @@ from rljob_api.preflight import PassedOver, PreflightReport
 from rljob_api.spec import RLJobSpec
 from rljob_operator.decide import decide
 from rljob_operator.plan import CreateCluster, CreatePreflight, DeletePod, SubmitDriver
+from rljob_operator.reading import read_pod
 from rljob_operator.render_preflight import preflight_pod
-from rljob_operator.world import Driver, Refusal, read_pod
+from rljob_operator.world import Driver, Refusal
 
 from .builders import (
     UID,
