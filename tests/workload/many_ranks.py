@@ -19,6 +19,7 @@ from rljob_api.layout import layout_of
 from rljob_api.spec import RLJobSpec
 from rljob_workload.algorithm.batch import Answer, DecodeSlice, TrainBatch, TrainStats
 from rljob_workload.core.rollouts import Rollouts, StepInfo
+from rljob_workload.core.slices import SliceGoal
 from rljob_workload.core.weight_digest import WeightDigest, contradict
 from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.environments import load_environment
@@ -172,7 +173,7 @@ class Trainer:
         arguments: list[tuple[Any, ...]] = [()] * self.ranks.world
         for index, members in enumerate(sets):
             for rank in members:
-                arguments[rank] = (requests[index :: len(sets)], 10**6, iterations)
+                arguments[rank] = (requests[index :: len(sets)], SliceGoal(10**6, iterations=iterations))
         slices: list[DecodeSlice] = self.ranks.call_each("decode", arguments)
         self._accept([answer for result in slices for answer in result.answers])
         return sum(slices[members[0]].left for members in sets)
