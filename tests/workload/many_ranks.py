@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class RankFailedError(Exception):
 
 
 def serve(connection: Connection) -> None:
-    """One rank's process: build, call and tear down a `Rank` as asked."""
+    """One rank's process: build and call a `Rank` as asked."""
     rank: Rank | None = None
     while True:
         method, arguments = connection.recv()
@@ -48,9 +49,6 @@ def serve(connection: Connection) -> None:
             if method == "begin":
                 rank, result = Rank(*arguments[:-1]), None
                 rank.setup(arguments[-1])
-            elif method == "end":
-                rank, result = None, None
-                _tear_down()
             else:
                 result = getattr(rank, method)(*arguments)
             connection.send((True, result))
@@ -58,25 +56,25 @@ def serve(connection: Connection) -> None:
             connection.send((False, traceback.format_exc()))
 
 
-def _tear_down() -> None:
-    from megatron.core.inference.utils import InferenceMode
-
-    from rljob_workload.megatron.policy import destroy_process_groups
-
-    destroy_process_groups()
-    InferenceMode.unset_active()
-
-
 class ManyRanks:
-    """The processes of one world size."""
+    """The processes of one world size; new ones for each layout, so that what a rank leaves (groups, threads) ends with it.
+
+    They are forked from a process that has imported torch and Megatron once, and has done nothing else.
+    """
 
     def __init__(self, world: int) -> None:
         self.world = world
-        context = multiprocessing.get_context("spawn")
-        self.closed = False
+        self.closed = True
         self._pipes: list[Connection] = []
-        self._processes = []
-        for _ in range(world):
+        self._processes: list[BaseProcess] = []
+
+    def start(self) -> None:
+        """Begin with new processes."""
+        self.close()
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tests.workload.imports"])
+        self.closed = False
+        for _ in range(self.world):
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(theirs,), daemon=True)
             process.start()
@@ -106,10 +104,12 @@ class ManyRanks:
         """End the processes, hung ones too."""
         patience = 0 if self.closed else 5
         self.closed = True
-        for pipe in self._pipes:
+        pipes, self._pipes = self._pipes, []
+        processes, self._processes = self._processes, []
+        for pipe in pipes:
             with contextlib.suppress(OSError):
                 pipe.send(("exit", ()))
-        for process in self._processes:
+        for process in processes:
             process.join(patience)
             if process.is_alive():
                 process.kill()
@@ -148,12 +148,11 @@ class Trainer:
         ]
         task = load_builtin(str(spec.data.builtin))
         try:
+            ranks.start()
             ranks.call_each("begin", places)
             yield cls(spec, ranks, build_rollouts(spec, task), task)
-            ranks.call("end")
-        except BaseException:
-            ranks.close()  # some may hang in a collective: the next layout needs others
-            raise
+        finally:
+            ranks.close()
 
     def step(self, *, iterations: int = 64) -> TrainStats:
         """Generate until a step's groups are there, and train them."""

@@ -96,7 +96,7 @@ def worlds() -> Iterator[Callable[[int], ManyRanks]]:
         built: dict[int, ManyRanks] = {}
 
         def world(size: int) -> ManyRanks:
-            if size not in built or built[size].closed:
+            if size not in built:
                 built[size] = ManyRanks(size)
                 stack.callback(built[size].close)
             return built[size]
