@@ -73,7 +73,7 @@ REFUSED: list[tuple[dict[str, Any], str, str, tuple[str, ...]]] = [
     ({"generation.maxNewTokens": 16}, "sequence-length", "spec.generation.maxNewTokens", ("16", "at most 15")),
     ({"model.preset": None}, "exactly-one", "spec.model", ("preset, huggingFace", "found none")),
     ({"data.jsonl.path": "/d"}, "exactly-one", "spec.data", ("builtin and jsonl",)),
-    ({"environment.builtin": None}, "exactly-one", "spec.environment", ("needs builtin",)),
+    ({"environment.builtin": None}, "exactly-one", "spec.environment", ("exactly one of builtin, agent",)),
 ]
 
 
