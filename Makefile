@@ -81,8 +81,8 @@ bench-train: install ## The trainer against its parts, against TRL, async agains
 	@$(PY) -m benchmarks.train
 bench-train-page: install ## The same, written into docs/trainer.md too
 	@$(PY) -m benchmarks.train --page
-bench-operator: install ## RSS and start-up time of the operator
-	@$(PY) -m benchmarks.operator_process
+bench-operator: install ## The operator's memory, time and requests; first child and killed head beside RayJob (cluster)
+	@dev/faults.sh $(PY) -m benchmarks.operator_process
 
 .PHONY: proof-sim bench-ledger
 proof-sim: install ## 10,000 simulated schedules, the mutants and the rivals: no prompt lost; writes docs/lossless.md's table
