@@ -32,10 +32,12 @@ from rljob_api.names import API_VERSION, KIND
 
 from . import recovery
 from .first_child import wait_for_children
-from .results import Row, table, write
+from .results import Row, table, write, write_block
 
 REST_SECONDS = 30
 START_LIMIT = 600.0
+PAGE = ROOT / "docs/operator.md"
+BEGIN, END = "<!-- cost: written by `make bench-operator-page` -->", "<!-- end of cost -->"
 LOG = ROOT / "build/bench/operator.log"
 
 
@@ -46,6 +48,7 @@ def main() -> int:
     parser.add_argument("--children", default="1,100,1000", help="numbers of jobs applied at once; 0: leave that part out")
     parser.add_argument("--kills", type=int, default=3, help="heads to kill of a real run, each; 0: leave that part out")
     parser.add_argument("--rayjob-mode", default="K8sJobMode", help="submissionMode of the RayJob whose heads are killed")
+    parser.add_argument("--page", action="store_true", help="write the table into docs/operator.md too")
     options = parser.parse_args()
     jobs, children = ([int(one) for one in text.split(",")] for text in (options.jobs, options.children))
     try:
@@ -60,6 +63,8 @@ def main() -> int:
     path = write("operator", rows)
     print(table(rows))
     print(f"written to {path.relative_to(ROOT)}")
+    if options.page:
+        write_block(PAGE, BEGIN, END, rows)
     return 0
 
 
