@@ -163,7 +163,7 @@ def judge(job: Job, kills: list[Kill], rows: list[dict[str, Any]], steps: int, c
 def line(result: dict[str, Any]) -> str:
     """The README's words."""
     return (
-        f"Through Kubernetes ([its trail](docs/proof/kubernetes.md)): {result['steps']:,} steps on real pods, whose head, worker "
+        f"Through Kubernetes ([trail](docs/proof/kubernetes.md)): {result['steps']:,} steps on real pods whose head, worker "
         f"and driver are killed {len(result['kills'])} times in all: {result['handed_out']:,} prompts handed out, "
         f"**{result['skipped']} skipped, {result['trained_twice']} trained twice**, {result['restarts']} restarts, "
         f"{result['rolled_back_steps']} steps rolled back.\n"
