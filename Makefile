@@ -74,15 +74,17 @@ faults: install ## Every fault of the catalogue on the cluster, with the job's c
 proof-kubernetes: install ## Kill head, worker and driver of a run on the cluster; writes docs/proof/kubernetes.*
 	@dev/faults.sh $(PY) -m dev.proof_kubernetes
 
-.PHONY: bench-train bench-train-page bench-operator bench-handover
+.PHONY: bench-train bench-train-page bench-operator bench-operator-page bench-handover
 bench-handover: install ## 1,000 hand-overs in each cache mode with answers in flight: processor time, memory
 	@$(PY) -W ignore -m benchmarks.handover
 bench-train: install ## The trainer against its parts, against TRL, async against sync, saves (10 minutes)
 	@$(PY) -m benchmarks.train
 bench-train-page: install ## The same, written into docs/trainer.md too
 	@$(PY) -m benchmarks.train --page
-bench-operator: install ## RSS and start-up time of the operator
-	@$(PY) -m benchmarks.operator_process
+bench-operator: install ## The operator's memory, time and requests; first child and killed head beside RayJob (cluster)
+	@dev/faults.sh $(PY) -m benchmarks.operator_process
+bench-operator-page: install ## The same, written into docs/operator.md too
+	@dev/faults.sh $(PY) -m benchmarks.operator_process --page
 
 .PHONY: proof-sim bench-ledger
 proof-sim: install ## 10,000 simulated schedules, the mutants and the rivals: no prompt lost; writes docs/lossless.md's table

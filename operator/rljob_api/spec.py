@@ -65,7 +65,7 @@ class HuggingFace(ApiModel):
     """A Hugging Face model directory."""
 
     path: Path
-    """Directory with config.json and weights, as mounted in the worker pods."""
+    """Directory with config.json and *.safetensors, as mounted in head and worker pods (trainer.template)."""
 
 
 class Shape(ApiModel):
@@ -97,7 +97,7 @@ class Model(ApiModel):
     preset: Literal["tiny"] | None = None
     """A model that comes with the workload, initialised from trainer.seed: tiny (2 layers, 64 wide)."""
     hugging_face: HuggingFace | None = None
-    """Weights from a Hugging Face directory."""
+    """First weights from a Hugging Face directory (Llama, Mixtral, Qwen2, Qwen3); a resume needs its config.json only."""
     shape: Shape | None = None
     """The model's sizes. With a preset they replace the preset's; with huggingFace they are checked against its config.json."""
     dtype: Literal["float32", "bfloat16"] = "float32"

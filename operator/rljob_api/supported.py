@@ -19,6 +19,7 @@ HONOURED = frozenset(
         *(f"trainer.{name}" for name in ("image", "gpuMemory", "nodes", "ranksPerNode", "seed", "template")),
         *(f"trainer.{pod}resources.{what}" for pod in ("", "head.") for what in ("cpu", "memory")),
         "model.preset",
+        "model.huggingFace.path",
         *(
             f"model.shape.{name}"
             for name in ("layers", "hiddenSize", "attentionHeads", "queryGroups", "ffnHiddenSize", "vocabSize")
@@ -90,7 +91,6 @@ PARTLY: dict[str, Partly] = {
     f"spec.{path}": row
     for path, row in {
         "trainer.gpusPerNode": _only(0),
-        "model.huggingFace.path": _only(None),
         "model.dtype": _only("float32"),
         "model.transformer": _only("Local"),
         "model.allowInferenceOptimizedTraining": _only(False),

@@ -61,7 +61,7 @@ class Driver:
         token_file: Path | None = None,
     ) -> None:
         """`spread`: nodes are different machines; `token_file`: of the run's token, which its HTTP server asks for too."""
-        self._attempt = attempt
+        self._attempt = attempt = preflight.with_model(attempt)
         self._token_file = token_file
         self._spec = attempt.spec
         self._progress = progress
@@ -125,6 +125,9 @@ class Driver:
     def _start(self) -> None:
         began = time.monotonic()
         begin = beginning(self._attempt)
+        fresh = begin.checkpoint is None
+        if fresh:
+            preflight.check_weights(self._attempt)
         for name in self._directory.remove_unfinished(begin.token):
             log.info("removed the unfinished %s of an earlier attempt", name)
         self._saves = Saves(self._attempt, begin.token, self._directory)
@@ -136,7 +139,7 @@ class Driver:
         ranks = self._actors.ranks
         deadline = self._spec.deadlines.first_step_seconds
         address = self._calls().get(ranks[0].address.remote(), deadline, "rank 0 did not name its address")
-        self._calls().get([rank.setup.remote(address) for rank in ranks], deadline, "the ranks did not get ready")
+        self._calls().get([rank.setup.remote(address, fresh) for rank in ranks], deadline, "the ranks did not get ready")
         loaded = time.monotonic()
         resumed = resume(self._calls(), begin.checkpoint, self._attempt, self._record.totals, self._record.before)
         self._version = self._saved_step = resumed.version

@@ -98,8 +98,11 @@ class Rank:
             probe.bind((host, 0))
             return f"{host}:{probe.getsockname()[1]}"
 
-    def setup(self, address: str) -> dict[str, float]:
-        """Join the other ranks, build the policy and, once for the whole run, the engine."""
+    def setup(self, address: str, fresh: bool = True) -> dict[str, float]:
+        """Join the other ranks, build the policy and, once for the whole run, the engine.
+
+        `fresh` False: a checkpoint will be loaded, so pretrained weights are not read.
+        """
         self._activity = "Loading"
         began = time.monotonic()
         from rljob_workload.megatron import device
@@ -109,7 +112,7 @@ class Rank:
         from rljob_workload.megatron.settings import engine_settings, model_settings
 
         quiet_megatron()
-        settings = model_settings(self._spec)
+        settings = model_settings(self._spec, fresh=fresh)
         timeout = float(self._spec.deadlines.first_step_seconds)
         place = self._place
         init_process_groups(settings, rank=place.rank, world=place.world, address=address, timeout=timeout)
