@@ -112,7 +112,6 @@ def test_broken_rules_come_before_what_is_not_supported_yet(bent: Bend) -> None:
     [
         ("queueName", "team-a"),
         ("model.dtype", "bfloat16"),
-        ("generation.server.enabled", True),
     ],
 )
 def test_a_value_that_this_version_does_not_honour_is_refused_by_name(bent: Bend, path: str, value: Any) -> None:
