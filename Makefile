@@ -105,3 +105,7 @@ gpu-smoke: install ## The stack on this machine's NVIDIA GPUs, part by part (bui
 	@$(PY) -W ignore -m dev.gpu_smoke
 bench-export: install ## Logits of exported models in transformers beside the trainer's (build/bench/export.json)
 	@$(PY) -W ignore -m benchmarks.export
+
+.PHONY: bench-http
+bench-http: install ## The copy task through HTTP and an agent beside in process (build/bench/http.json)
+	@$(PY) -W ignore -m benchmarks.http
