@@ -19,6 +19,7 @@ HONOURED = frozenset(
         *(f"trainer.{name}" for name in ("image", "gpuMemory", "nodes", "ranksPerNode", "seed", "template")),
         *(f"trainer.{pod}resources.{what}" for pod in ("", "head.") for what in ("cpu", "memory")),
         "model.preset",
+        "model.huggingFace.path",
         *(
             f"model.shape.{name}"
             for name in ("layers", "hiddenSize", "attentionHeads", "queryGroups", "ffnHiddenSize", "vocabSize")
@@ -36,7 +37,10 @@ HONOURED = frozenset(
         "data.seed",
         "data.shuffle",
         "data.onChange",
+        "generation.server.enabled",
+        "generation.server.port",
         "environment.builtin",
+        "environment.agent.command",
         "environment.timeoutSeconds",
         *(f"algorithm.grpo.{name}" for name in ("promptsPerStep", "generationsPerPrompt", "microBatchSize", "steps")),
         *(f"algorithm.grpo.{name}" for name in ("maxTrajectoryAgeSteps", "learningRate", "clipLow", "clipHigh")),
@@ -87,15 +91,12 @@ PARTLY: dict[str, Partly] = {
     f"spec.{path}": row
     for path, row in {
         "trainer.gpusPerNode": _only(0),
-        "model.huggingFace.path": _only(None),
         "model.dtype": _only("float32"),
         "model.transformer": _only("Local"),
         "model.allowInferenceOptimizedTraining": _only(False),
         "parallelism.virtualPipeline": _only(1),
         "parallelism.context": _only(1),
         "generation.inferenceOptimized": _only(False),
-        "generation.server.enabled": _only(False),
-        "generation.server.port": _only(0),
         "data.jsonl.path": _only(None),
         "data.parquet.path": _only(None),
         "data.dataset.path": _only(None),

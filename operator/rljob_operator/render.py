@@ -301,7 +301,7 @@ def _container(
             for name, port in (
                 ("gcs-server", names.GCS_PORT),
                 ("dashboard", names.DASHBOARD_PORT),
-                ("client", 10001),
+                ("client", names.CLIENT_PORT),
                 (names.PROGRESS_PORT_NAME, names.PROGRESS_PORT),
             )
         ]

@@ -9,6 +9,29 @@ from dataclasses import dataclass
 Versions = tuple[tuple[int, int], ...]
 
 
+#: First part of the tag of requests that came over HTTP; training prompts have their ordinals there.
+HTTP = -2
+
+#: [start, stop) of the tokens that the policy generated, ascending; empty: all of them.
+Spans = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one request is sampled, where that is not the job's own way."""
+
+    #: New tokens at most.
+    new_tokens: int
+    temperature: float = 1.0
+    #: Nucleus sampling; 1: off.
+    top_p: float = 1.0
+    greedy: bool = False
+    #: Texts that end an answer; their tokens are part of it.
+    stop: tuple[str, ...] = ()
+    #: The same seed and weights give the same answer; of several answers each has a seed of its own, counted from here.
+    seed: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt that wants answers. `tag` comes back with each of them."""
@@ -18,16 +41,23 @@ class Request:
     answers: int
     #: New tokens of each answer at most, where benchmarks and tests impose lengths; empty: the job's limit for all.
     limits: tuple[int, ...] = ()
+    #: None: as the job says.
+    sampling: Sampling | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One finished answer."""
+    """One finished answer; where an agent took several turns, everything from the first generated token to the last."""
 
     tag: tuple[int, int]
     tokens: tuple[int, ...]
+    #: Of the generated tokens, in order.
     logprobs: tuple[float, ...]
     versions: Versions
+    #: Which of the tokens were generated; the others came from an agent, between its turns.
+    spans: Spans = ()
+    #: What an agent made of the prompt; None: the data set's row as it is.
+    prompt: tuple[int, ...] | None = None
 
     @property
     def first_version(self) -> int:
@@ -55,10 +85,13 @@ class TrainRow:
 
     tokens: tuple[int, ...]
     prompt_length: int
+    #: Of the generated tokens, in order.
     logprobs: tuple[float, ...]
     advantage: float
     #: Whether all of its tokens were sampled by the very weights that are trained now.
     current: bool = False
+    #: The generated tokens, counted from the row's first; empty: everything behind the prompt. The last one ends the row.
+    spans: Spans = ()
 
 
 @dataclass(frozen=True, slots=True)

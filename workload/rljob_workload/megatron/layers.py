@@ -18,8 +18,11 @@ def local_norm(config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> to
     return norm
 
 
-def local_stack_spec(experts: int | None = None) -> Any:
-    """A HybridModel stack of attention, feed-forward and, where there are `experts`, expert layers: Megatron's own parts."""
+def local_stack_spec(experts: int | None = None, *, query_norm: bool = False) -> Any:
+    """A HybridModel stack of attention, feed-forward and, where there are `experts`, expert layers: Megatron's own parts.
+
+    `query_norm`: queries and keys have a norm of their own.
+    """
     from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
     from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
     from megatron.core.ssm.mlp_layer import MLPLayer
@@ -35,7 +38,11 @@ def local_stack_spec(experts: int | None = None) -> Any:
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnParallelLinear, core_attention=DotProductAttention, linear_proj=RowParallelLinear
+            linear_qkv=ColumnParallelLinear,
+            core_attention=DotProductAttention,
+            linear_proj=RowParallelLinear,
+            q_layernorm=local_norm if query_norm else None,
+            k_layernorm=local_norm if query_norm else None,
         ),
     )
     mlp = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)

@@ -257,8 +257,12 @@ class _Tensors:
             pad = length - len(row.tokens)
             before = row.prompt_length - 1
             tokens.append(row.tokens + (0,) * pad)
-            behaviour.append((0.0,) * before + row.logprobs + (0.0,) * pad)
-            mask.append((0.0,) * before + (1.0,) * len(row.logprobs) + (0.0,) * pad)
+            if row.spans:
+                behaviour.append(_spread(row, row.logprobs, length))
+                mask.append(_spread(row, (1.0,) * len(row.logprobs), length))
+            else:
+                behaviour.append((0.0,) * before + row.logprobs + (0.0,) * pad)
+                mask.append((0.0,) * before + (1.0,) * len(row.logprobs) + (0.0,) * pad)
         return cls(
             tokens=torch.tensor(tokens, device=where),
             behaviour=torch.tensor(behaviour, device=where),
@@ -282,6 +286,16 @@ class _Tensors:
     def slice(self, start: int, stop: int) -> _Tensors:
         part = slice(start, stop)
         return _Tensors(self.tokens[part], self.behaviour[part], self.mask[part], self.advantages[part], self.current[part])
+
+
+def _spread(row: TrainRow, values: Sequence[float], length: int) -> tuple[float, ...]:
+    """Values of the generated tokens at the places that predict them [length - 1]; zeros elsewhere."""
+    spread = [0.0] * (length - 1)
+    taken = 0
+    for start, stop in row.spans:
+        spread[start - 1 : stop - 1] = values[taken : taken + stop - start]
+        taken += stop - start
+    return tuple(spread)
 
 
 def _finite(value: float) -> bool:

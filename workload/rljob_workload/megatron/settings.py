@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from rljob_api.base import quantity
 from rljob_api.layout import Layout, layout_of, padded_vocabulary, shape_of, stage_patterns
+from rljob_api.model_details import SEEDED, Details
 from rljob_api.spec import RLJobSpec, Shape
 from rljob_workload.algorithm.grpo import LossSettings
 from rljob_workload.data.builtin import TaskData
+from rljob_workload.huggingface import pretrained
 from rljob_workload.megatron import device
 
 #: Tokens in one block of the paged key/value cache at most, on a CPU: larger ones waste reads on short answers, smaller ones
@@ -34,6 +36,9 @@ class ModelSettings:
     loss: LossSettings
     #: Layers that can be captured as CUDA graphs; no spec field sets it yet (`dev.gpu_smoke` does).
     cuda_graphs: bool = False
+    details: Details = SEEDED
+    #: The job whose pretrained weights are the first ones; None: they are drawn from the seed.
+    pretrained: RLJobSpec | None = None
 
     @property
     def pattern(self) -> str:
@@ -74,11 +79,19 @@ class EngineSettings:
     cuda_graphs: int | None = None
 
 
-def model_settings(spec: RLJobSpec) -> ModelSettings:
-    """Model settings of a validated spec."""
-    shape, grpo = shape_of(spec.model), spec.algorithm.grpo
-    if shape is None:
-        raise ValueError("spec.model names no sizes: this version builds presets and spec.model.shape only")
+def model_settings(spec: RLJobSpec, *, fresh: bool = True) -> ModelSettings:
+    """Model settings of a validated spec. `fresh` False: a checkpoint follows, so no pretrained weights are read.
+
+    Raises PretrainedError.
+    """
+    grpo, details = spec.algorithm.grpo, SEEDED
+    if spec.model.hugging_face is None:
+        shape = shape_of(spec.model)
+        if shape is None:
+            raise ValueError("spec.model names no sizes; a rule refuses that")
+    else:
+        facts = pretrained.describe(spec)
+        shape, details = facts.shape, facts.details
     return ModelSettings(
         shape=shape,
         layout=layout_of(spec),
@@ -93,6 +106,8 @@ def model_settings(spec: RLJobSpec) -> ModelSettings:
             entropy_coefficient=float(grpo.entropy_coefficient),
             temperature=float(spec.generation.temperature),
         ),
+        details=details,
+        pretrained=spec if fresh and spec.model.hugging_face is not None else None,
     )
 
 

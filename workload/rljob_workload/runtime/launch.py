@@ -17,6 +17,7 @@ from rljob_workload.runtime.concurrency import actor_class
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.rank import Rank, RankPlace
 from rljob_workload.runtime.settings import Attempt
+from rljob_workload.server.place import ServerPlace
 
 
 @dataclass(slots=True)
@@ -46,8 +47,11 @@ def collector_actor() -> Any:
     return actor_class(Collector, control_calls=16)
 
 
-def launch(attempt: Attempt, *, spread: bool) -> Actors:
-    """Reserve one bundle per node and start the actors there. `spread`: insist on different machines."""
+def launch(attempt: Attempt, *, spread: bool, place: ServerPlace | None = None) -> Actors:
+    """Reserve one bundle per node and start the actors there. `spread`: insist on different machines.
+
+    `place`: of the HTTP server, where the spec wants one.
+    """
     layout = layout_of(attempt.spec)
     timeout = float(attempt.spec.deadlines.provisioning_seconds)
     per_node = layout.ranks_per_node
@@ -84,7 +88,7 @@ def launch(attempt: Attempt, *, spread: bool) -> Actors:
             resources={RESOURCE_HEAD: 1},
             max_restarts=0,
         )
-        .remote(raw, str(attempt.directory), attempt.number)
+        .remote(raw, str(attempt.directory), attempt.number, place)
     )
     replicas = [[ranks[rank] for rank in members] for members in layout.replicas()]
     return Actors(ranks, collector, group, replicas)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.spec import RLJobSpec
-from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request, TrainBatch, TrainStats
+from rljob_workload.algorithm.batch import HTTP, Answer, DecodeSlice, Request, TrainBatch, TrainStats
 from rljob_workload.core.handover import Handover, Passage, Phase
 from rljob_workload.core.slices import SliceGoal
 from rljob_workload.core.weight_digest import Staged, WeightDigest
@@ -98,8 +98,11 @@ class Rank:
             probe.bind((host, 0))
             return f"{host}:{probe.getsockname()[1]}"
 
-    def setup(self, address: str) -> dict[str, float]:
-        """Join the other ranks, build the policy and, once for the whole run, the engine."""
+    def setup(self, address: str, fresh: bool = True) -> dict[str, float]:
+        """Join the other ranks, build the policy and, once for the whole run, the engine.
+
+        `fresh` False: a checkpoint will be loaded, so pretrained weights are not read.
+        """
         self._activity = "Loading"
         began = time.monotonic()
         from rljob_workload.megatron import device
@@ -109,7 +112,7 @@ class Rank:
         from rljob_workload.megatron.settings import engine_settings, model_settings
 
         quiet_megatron()
-        settings = model_settings(self._spec)
+        settings = model_settings(self._spec, fresh=fresh)
         timeout = float(self._spec.deadlines.first_step_seconds)
         place = self._place
         init_process_groups(settings, rank=place.rank, world=place.world, address=address, timeout=timeout)
@@ -139,26 +142,29 @@ class Rank:
         for request in engine.submit(requests):
             self._remaining[request.tag] = request.answers
         answers, self._stash = self._stash, []
-        complete = self._count_complete(answers)
+        complete, served = self._count_complete(answers)
         iterations = goal.iterations
         while True:
-            done, left = engine.agree(complete, engine.in_flight)
-            if iterations <= 0 or goal.reached(done, left):
+            done, left, urgent = engine.agree(complete, engine.in_flight, served)
+            if iterations <= 0 or goal.reached(done, left, urgent):
                 break
             fresh = engine.step()
-            complete += self._count_complete(fresh)
+            more, also = self._count_complete(fresh)
+            complete, served = complete + more, served + also
             answers.extend(fresh)
             iterations -= 1
         return DecodeSlice(tuple(answers) if self._speaks() else (), left)
 
-    def _count_complete(self, answers: Sequence[Answer]) -> int:
-        complete = 0
+    def _count_complete(self, answers: Sequence[Answer]) -> tuple[int, int]:
+        """Requests that these answers complete: groups, and those that came over HTTP."""
+        complete = served = 0
         for answer in answers:
             self._remaining[answer.tag] -= 1
             if not self._remaining[answer.tag]:
                 del self._remaining[answer.tag]
-                complete += 1
-        return complete
+                served += answer.tag[0] == HTTP
+                complete += answer.tag[0] != HTTP
+        return complete, served
 
     def validate(self, prompts: Sequence[Request]) -> list[Answer]:
         """Greedy answers through the same engine. Training answers that finish meanwhile go out with the next decode."""

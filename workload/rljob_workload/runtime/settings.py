@@ -16,6 +16,7 @@ from rljob_api import names
 from rljob_api.exitcodes import ExitCode
 from rljob_api.findings import Finding, errors, render
 from rljob_api.manifest import judge
+from rljob_api.model_config import ModelFacts
 from rljob_api.preflight import PreflightReport
 from rljob_api.spec import RLJobSpec
 from rljob_workload.runtime.errors import RunError
@@ -44,6 +45,8 @@ class Attempt:
     preflight: PreflightReport | None = None
     #: Checkpoints that earlier attempts could not load.
     unloadable: frozenset[str] = frozenset()
+    #: What the config.json of model.huggingFace says; the spec's shape is its own then. None: the spec says everything.
+    model: ModelFacts | None = None
     #: Seconds of deadlines.activeSeconds that were left at this attempt's beginning; None where nobody has said. And that
     #: beginning, on the monotonic clock.
     active_left: float | None = None

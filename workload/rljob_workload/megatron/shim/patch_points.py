@@ -41,6 +41,11 @@ POINTS = (
         ("tensor", "as_numpy", "record_stream"),
     ),
     PatchPoint("megatron.core.models.hybrid.hybrid_block", "TENorm"),
+    PatchPoint(
+        "megatron.core.models.common.embeddings.rotary_pos_embedding",
+        "RotaryEmbedding._apply_scaling",
+        ("self", "freqs", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    ),
     PatchPoint("megatron.core.transformer.attention", "flash_attn_varlen_func"),
     PatchPoint("megatron.core.transformer.attention", "flash_attn_with_kvcache"),
     PatchPoint("megatron.core.transformer.attention", "is_fa_min_version"),
