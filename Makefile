@@ -100,8 +100,10 @@ proof-slow: install ## 200 SIGKILLs in short runs (build/proof-slow.json)
 bench-checkpoint: install ## Saves and loads at 0.1 M, 10 M and 135 M parameters beside torch.save
 	@$(PY) -m benchmarks.checkpoint
 
-.PHONY: gpu-smoke bench-export
+.PHONY: gpu-smoke bench-export check-bridge
 gpu-smoke: install ## The stack on this machine's NVIDIA GPUs, part by part (build/gpu-smoke.json); without one it says so
 	@$(PY) -W ignore -m dev.gpu_smoke
+check-bridge: install ## Our mapping of Hugging Face models beside megatron-bridge's and transformers (own environment)
+	@dev/bridge.sh check
 bench-export: install ## Logits of exported models in transformers beside the trainer's (build/bench/export.json)
 	@$(PY) -W ignore -m benchmarks.export
