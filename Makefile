@@ -60,9 +60,10 @@ SEED ?= 1
 N ?= 2000
 oracle: install ## Ask the real Megatron and our rules about N random layouts of SEED (build/oracle.json)
 	@$(PY) -W ignore -m dev.oracle --seed $(SEED) -n $(N)
-test-slow: install ## The long forms: parity with the API server (cluster up), fuzz, hand-overs of all layouts, oracle
+test-slow: install ## The long forms: parity with the API server and jobs of other shapes (cluster up), fuzz, hand-overs of all layouts, oracle
 	@eval "$$(dev/cluster.sh env)"
 	RLJOB_CRASHES=all $(PY) -m pytest -q -s tests/apiserver/test_crash_matrix.py
+	$(PY) -m pytest -q tests/e2e -m slow
 	RLJOB_PARITY_SPECS=5000 $(PY) -m pytest -q tests/apiserver/test_cel_parity.py
 	RLJOB_FUZZ=100000 $(PY) -m pytest -q tests/unit/fuzz
 	RLJOB_LAYOUT_CYCLES=200 $(PY) -m pytest -q tests/workload/test_layouts.py -k hand_over
