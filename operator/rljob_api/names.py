@@ -35,6 +35,9 @@ ANNOTATION_NO_HEAD_RESTART = "ray.io/disable-provisioned-head-restart"
 
 GCS_PORT = 6379
 DASHBOARD_PORT = 8265
+# Ray's agent in each pod says there how its node is.
+RAY_AGENT_PORT = 52365
+RAY_HEALTH_PATH = "/api/healthz"
 CLIENT_PORT = 10001
 PROGRESS_PORT = 8090
 PROGRESS_PORT_NAME = "progress"

@@ -141,6 +141,13 @@ RUN_RULES: tuple[Rule, ...] = (
                 "to consent",
             ),
             _dual(
+                "trainer.gpusPerNode",
+                s.GPUS > 0,
+                "{gpus} means CPU ranks, and inference-optimized layers generate with GPU kernels only "
+                "(generation.inferenceOptimized true); set it to the GPUs of a node",
+                gpus=s.GPUS,
+            ),
+            _dual(
                 "model.transformer",
                 s.TRANSFORMER_ENGINE,
                 "{transformer} does not go with generation.inferenceOptimized true; TransformerEngine would do",

@@ -111,7 +111,7 @@ def test_broken_rules_come_before_what_is_not_supported_yet(bent: Bend) -> None:
     ("path", "value"),
     [
         ("queueName", "team-a"),
-        ("model.dtype", "bfloat16"),
+        ("data", {"jsonl": {"path": "/prompts.jsonl"}}),
     ],
 )
 def test_a_value_that_this_version_does_not_honour_is_refused_by_name(bent: Bend, path: str, value: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from rljob_workload.algorithm.batch import Answer, Request, Sampling
+from rljob_workload.megatron.cache import build_context
 from rljob_workload.megatron.errors import EngineError, EngineStepError, NonFiniteError, reason_of
 from rljob_workload.megatron.lockstep import Lockstep
 from rljob_workload.megatron.policy import Policy
@@ -64,7 +65,8 @@ class ResidentEngine:
         self._steps = 0
         self._next_id = 0
         self._in_flight: dict[int, _InFlight] = {}
-        context = DynamicInferenceContext(
+        context = build_context(
+            policy.model,
             policy.config,
             InferenceConfig(
                 buffer_size_gb=settings.kv_bytes / 2**30,
@@ -79,6 +81,8 @@ class ResidentEngine:
             ),
         )
         _check_room(settings, context.block_size_bytes)
+        #: Bytes of the key/value cache, and of one of its blocks.
+        self.cache_bytes, self.block_bytes = int(context.memory_buffer.nbytes), int(context.block_size_bytes)
         controller = TextGenerationController(GPTInferenceWrapper(policy.model, context), tokenizer)
         self._engine = DynamicInferenceEngine(controller, context)
         # Answers are used as token ids; decoding each of them to text inside the engine is wasted time.

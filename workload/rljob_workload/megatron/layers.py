@@ -1,4 +1,9 @@
-"""The layer specification of the local (no Transformer Engine) stack."""
+"""The layers that a model is made of: Megatron's local ones, Transformer Engine's, or the inference-optimized ones.
+
+The inference-optimized layers are subclasses of Transformer Engine's, over the same parameters: a module in training mode
+computes by its parent, one in inference mode by its own kernels. The hand-over switches the mode (`Policy.enter_train`,
+`enter_generate`), so one model does both.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,17 @@ from functools import partial
 from typing import Any
 
 import torch
+
+from rljob_workload.megatron.settings import ModelSettings
+
+
+def stack_spec(settings: ModelSettings) -> Any:
+    """The HybridModel stack that a job asked for."""
+    if settings.transformer == "Local":
+        return local_stack_spec(settings.shape.experts, query_norm=settings.details.query_norm)
+    import megatron.core.models.hybrid.hybrid_layer_specs as specs
+
+    return specs.hybrid_inference_stack_spec if settings.inference_optimized else specs.hybrid_stack_spec
 
 
 def local_norm(config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> torch.nn.Module:
@@ -75,8 +91,9 @@ def _expert_layer(experts: int) -> Any:
     return ModuleSpec(module=MoETransformerLayer, submodules=parts)
 
 
-def use_local_final_norm() -> None:
-    """HybridStack's last norm is hard-coded to Transformer Engine's."""
+def use_final_norm(transformer: str) -> None:
+    """HybridStack's last norm is hard-coded to Transformer Engine's; local layers get the local one. For models built next."""
     import megatron.core.models.hybrid.hybrid_block as hybrid_block
+    from megatron.core.extensions.transformer_engine import TENorm
 
-    hybrid_block.TENorm = local_norm
+    hybrid_block.TENorm = local_norm if transformer == "Local" else TENorm

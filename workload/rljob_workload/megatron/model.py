@@ -37,8 +37,10 @@ def transformer_config(settings: ModelSettings) -> Any:
         expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=layout.expert_tensor,
         sequence_parallel=settings.sequence,
-        pipeline_dtype=torch.float32,
-        params_dtype=torch.float32,
+        pipeline_dtype=settings.dtype,
+        params_dtype=settings.dtype,
+        bf16=settings.dtype is torch.bfloat16,
+        transformer_impl=_implementation(settings),
         use_cpu_initialization=device.kind() == "cpu",
         normalization="RMSNorm",
         layernorm_epsilon=details.norm_epsilon,
@@ -58,6 +60,13 @@ def transformer_config(settings: ModelSettings) -> Any:
     )
 
 
+def _implementation(settings: ModelSettings) -> str:
+    """Megatron's word for the layers' implementation."""
+    if settings.inference_optimized:
+        return "inference_optimized"
+    return "transformer_engine" if settings.transformer == "TransformerEngine" else "local"
+
+
 def _experts(settings: ModelSettings) -> dict[str, Any]:
     shape = settings.shape
     if shape.experts is None:
@@ -73,7 +82,8 @@ def _experts(settings: ModelSettings) -> dict[str, Any]:
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
         "moe_token_dispatcher_type": "alltoall",
-        "moe_grouped_gemm": False,
+        # One product over all experts is a kernel of Transformer Engine's; the local ones run one after the other.
+        "moe_grouped_gemm": settings.transformer == "TransformerEngine",
         # The default exchanges tokens over memory that the GPUs of a node share.
         "inference_moe_token_dispatcher_type": "nccl",
     }
@@ -84,10 +94,10 @@ def build_model(settings: ModelSettings, config: Any) -> Any:
     from megatron.core import parallel_state
     from megatron.core.models.hybrid.hybrid_model import HybridModel
 
-    layers.use_local_final_norm()
+    layers.use_final_norm(settings.transformer)
     model = HybridModel(
         config=config,
-        hybrid_stack_spec=layers.local_stack_spec(settings.shape.experts, query_norm=settings.details.query_norm),
+        hybrid_stack_spec=layers.stack_spec(settings),
         hybrid_layer_pattern=settings.pattern,
         vocab_size=settings.padded_vocabulary,
         max_sequence_length=settings.max_sequence_length,
@@ -98,6 +108,8 @@ def build_model(settings: ModelSettings, config: Any) -> Any:
         post_process=parallel_state.is_pipeline_last_stage(),
     )
     _stretch_positions(settings, model)
+    if settings.dtype is not torch.float32:
+        model.to(settings.dtype)  # torch's norms are float32 whatever the configuration says
     if settings.pretrained is None:
         draw_weights(model, seed=settings.seed, vocabulary=settings.shape.vocab_size)
     else:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+import torch
 
 from rljob_api.base import quantity
 from rljob_api.layout import Layout, layout_of, padded_vocabulary, shape_of, stage_patterns
@@ -18,6 +21,7 @@ from rljob_workload.megatron import device
 BLOCK_TOKENS = 64
 #: flash-attn reads paged caches in blocks of this many tokens (and multiples).
 FLASH_BLOCK_TOKENS = 256
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 #: What sequence lengths are rounded up to.
 _ROUND = 16
 
@@ -37,6 +41,14 @@ class ModelSettings:
     #: Layers that can be captured as CUDA graphs; no spec field sets it yet (`dev.gpu_smoke` does).
     cuda_graphs: bool = False
     details: Details = SEEDED
+    #: Type of the parameters in the forward pass; the optimizer keeps float32 ones beside others.
+    dtype: torch.dtype = torch.float32
+    #: Whose layers: Megatron's own, or Transformer Engine's.
+    transformer: Literal["Local", "TransformerEngine"] = "Local"
+    #: Layers of Transformer Engine that generate by kernels of their own (dual mode).
+    inference_optimized: bool = False
+    #: Whether the spec gives each rank a GPU.
+    gpus: bool = False
     #: The job whose pretrained weights are the first ones; None: they are drawn from the seed.
     pretrained: RLJobSpec | None = None
 
@@ -107,6 +119,10 @@ def model_settings(spec: RLJobSpec, *, fresh: bool = True) -> ModelSettings:
             temperature=float(spec.generation.temperature),
         ),
         details=details,
+        dtype=_DTYPES[spec.model.dtype],
+        transformer=spec.model.transformer,
+        inference_optimized=spec.generation.inference_optimized,
+        gpus=spec.trainer.gpus_per_node > 0,
         pretrained=spec if fresh and spec.model.hugging_face is not None else None,
     )
 

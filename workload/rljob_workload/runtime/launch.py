@@ -19,6 +19,9 @@ from rljob_workload.runtime.rank import Rank, RankPlace
 from rljob_workload.runtime.settings import Attempt
 from rljob_workload.server.place import ServerPlace
 
+#: Ray would show each actor its own GPU only.
+SEE_ALL_GPUS = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+
 
 @dataclass(slots=True)
 class Actors:
@@ -67,17 +70,22 @@ def launch(attempt: Attempt, *, spread: bool, place: ServerPlace | None = None) 
             f"Ray has {ray.cluster_resources()}",
         )
     raw = attempt.spec.to_wire()
+    # Each rank sees all GPUs of its node and takes that of LOCAL_RANK: memory that the GPUs share is set up by their numbers.
+    runtime_env = {"env_vars": {SEE_ALL_GPUS: "1"}} if attempt.spec.trainer.gpus_per_node else None
+    # Without machines of their own (`rljob local`) all nodes are this one.
+    on_node = per_node if spread else layout.world
     ranks = [
         rank_actor()
         .options(
             name=f"rank-{rank}",
             num_cpus=1,
             num_gpus=1 if attempt.spec.trainer.gpus_per_node else 0,
+            runtime_env=runtime_env,
             resources={RESOURCE_NODE: 1},
             max_restarts=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, rank // per_node),
         )
-        .remote(RankPlace(rank, layout.world, rank % per_node, attempt.number, str(attempt.directory)), raw)
+        .remote(RankPlace(rank, layout.world, rank % on_node, attempt.number, str(attempt.directory)), raw)
         for rank in range(layout.world)
     ]
     collector = (

@@ -15,7 +15,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from rljob_workload.runtime.logs import log_to_file
 
 if TYPE_CHECKING:
     from rljob_workload.megatron.engine import ResidentEngine
+    from rljob_workload.megatron.memory import PeakMemory
     from rljob_workload.megatron.policy import Policy
     from rljob_workload.megatron.weights import Saver
 
@@ -58,6 +59,8 @@ class RankStep:
     wake: Passage | None
     #: Engines built in this rank's process so far.
     engines: int = 1
+    #: Most bytes by phase (generate, train, save), of those that ended since the last step (`megatron.memory`).
+    memory: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def handover_seconds(self) -> float:
@@ -82,6 +85,7 @@ class Rank:
         self._policy: Policy | None = None
         self._engine: ResidentEngine | None = None
         self._saver: Saver | None = None
+        self._memory: PeakMemory | None = None
         self._remaining: Counter[tuple[int, int]] = Counter()
         self._stash: list[Answer] = []
         os.environ["LOCAL_RANK"] = str(place.local_rank)
@@ -108,6 +112,7 @@ class Rank:
         from rljob_workload.megatron import device
         from rljob_workload.megatron.colocated import Colocated
         from rljob_workload.megatron.engine import ResidentEngine
+        from rljob_workload.megatron.memory import PeakMemory
         from rljob_workload.megatron.policy import Policy, init_process_groups, quiet_megatron
         from rljob_workload.megatron.settings import engine_settings, model_settings
 
@@ -125,6 +130,11 @@ class Rank:
         self._handover = Handover(place.rank, parts)
         device.settle()
         built = time.monotonic()
+        self._memory = PeakMemory()
+        self._memory.enter("generate")
+        whose = "by phase" if self._memory.by_phase else "of the whole life (this kernel resets no mark)"
+        log.info("key/value cache: %d bytes in blocks of %d; peaks of memory are told %s",
+                 self._engine.cache_bytes, self._engine.block_bytes, whose)  # fmt: skip
         log.info("rank %d of %d is ready: imports %.1f s, model and engine %.2f s", place.rank, place.world,
                  imported - began, built - imported)  # fmt: skip
         self._activity = ""
@@ -180,20 +190,26 @@ class Rank:
     def train(self, batch: TrainBatch, wake: bool) -> RankStep:
         """Hand over to training, take one optimizer step, and hand back to decode unless a save follows."""
         policy, handover = self._ready_policy(), self._ready_handover()
+        memory = self._ready_memory()
+        memory.enter("train")
         suspend = handover.to_train()
         began = time.monotonic()
         rows = batch.shard(policy.data_rank, policy.data_size)
         stats = policy.train_step(rows, longest=batch.longest, answer_tokens=batch.answer_tokens)
         self._record_step(batch)
         trained = time.monotonic()
-        return RankStep(stats, trained - began, suspend, handover.to_decode() if wake else None, _engines_built())
+        memory.enter("generate" if wake else "save")
+        passage = handover.to_decode() if wake else None
+        return RankStep(stats, trained - began, suspend, passage, _engines_built(), memory.take())
 
     def sleep(self) -> Passage:
         """Hand over to training without a step (a save outside the usual place follows)."""
+        self._ready_memory().enter("save")
         return self._ready_handover().to_train()
 
     def wake(self) -> Passage:
         """Hand back to decode, with the new weights."""
+        self._ready_memory().enter("generate")
         return self._ready_handover().to_decode()
 
     def _record_step(self, batch: TrainBatch) -> None:
@@ -279,6 +295,11 @@ class Rank:
 
             self._saver = Saver(self._ready_policy(), self._ready_engine().sampler)
         return self._saver
+
+    def _ready_memory(self) -> PeakMemory:
+        if self._memory is None:
+            raise RuntimeError("setup() must come first")
+        return self._memory
 
     def _ready_engine(self) -> ResidentEngine:
         if self._engine is None:

@@ -52,6 +52,7 @@ POINTS = (
     PatchPoint("megatron.core.transformer.attention", "HAVE_FA3"),
     PatchPoint("megatron.core.transformer.attention", "HAVE_FA4"),
     PatchPoint("megatron.core.inference.contexts.dynamic_context", "triton_append_key_value_cache"),
+    PatchPoint("megatron.core.transformer.transformer_block", "get_num_layers_to_build", ("config", "vp_stage", "pp_rank")),
     PatchPoint(
         "megatron.core.inference.contexts.dynamic_context", "DynamicInferenceContext._allocate_memory_buffer", ("self",)
     ),
