@@ -107,8 +107,10 @@ POINTS = (
     PatchPoint(
         "megatron.core.inference.sampling.torch_sampling",
         "TorchSampling.sample_kernel",
-        ("self", "logits", "n", "context", "no_top_k", "no_top_p")
-        + ("gather_indices", "token_to_request_index", "output", "eager", "cache_key"),
+        (
+            *("self", "logits", "n", "context", "no_top_k", "no_top_p"),
+            *("gather_indices", "token_to_request_index", "output", "eager", "cache_key"),
+        ),
     ),
     PatchPoint(
         "megatron.core.inference.sampling.torch_sampling",
