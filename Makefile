@@ -108,3 +108,7 @@ check-bridge: install ## Our mapping of Hugging Face models beside megatron-brid
 	@dev/bridge.sh check
 bench-export: install ## Logits of exported models in transformers beside the trainer's (build/bench/export.json)
 	@$(PY) -W ignore -m benchmarks.export
+
+.PHONY: bench-http
+bench-http: install ## The copy task through HTTP and an agent beside in process (build/bench/http.json)
+	@$(PY) -W ignore -m benchmarks.http

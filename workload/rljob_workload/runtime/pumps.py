@@ -31,6 +31,10 @@ log = logging.getLogger("rljob.collector")
 #: Engine iterations of a slice at most, while somebody waits by HTTP.
 ASKED_ITERATIONS = 8
 
+#: Without a new request for so long, a burst of them is over; and it is over after so long in any case.
+QUIET_SECONDS = 0.004
+LONGEST_BURST_SECONDS = 0.03
+
 #: Requests of a slice, and what it goes on for.
 _Order = tuple[list[Request], SliceGoal]
 
@@ -117,6 +121,7 @@ class Pumps:
         The wait for something to do has no deadline of its own: whoever needs the answers (`take`) has one.
         """
         while True:
+            await self._gather(replica)
             order = await self._owner.monitor.first(lambda: self._next_slice(replica))
             assert order is not None
             try:
@@ -132,6 +137,20 @@ class Pumps:
                     del self._slices[replica]
                     self._give_up_overdue()
                     self._owner.settle()
+
+    async def _gather(self, replica: int) -> None:
+        """An idle engine waits a moment for the rest of a burst: each request by itself costs as much as all together."""
+        monitor, desk = self._owner.monitor, self._owner.desk
+        await monitor.first(lambda: self._wanted(replica) or None)
+        began = time.monotonic()
+        while not self._busy[replica] and time.monotonic() - began < LONGEST_BURST_SECONDS:
+            with monitor.reading():
+                seen, waits = desk.submitted, desk.waits(replica)
+            if not waits:
+                return
+            await asyncio.sleep(QUIET_SECONDS)
+            if desk.submitted == seen:
+                return
 
     def _wanted(self, replica: int) -> bool:
         if self._owner.serving and self._owner.desk.wants(replica):

@@ -103,6 +103,25 @@ POINTS = (
         "megatron.core.inference.text_generation_controllers.text_generation_controller",
         "TextGenerationController.detokenize",
     ),
+    # `megatron.seeds` stands in for the controller's `_sampling`.
+    PatchPoint(
+        "megatron.core.inference.sampling.torch_sampling",
+        "TorchSampling.sample_kernel",
+        (
+            *("self", "logits", "n", "context", "no_top_k", "no_top_p"),
+            *("gather_indices", "token_to_request_index", "output", "eager", "cache_key"),
+        ),
+    ),
+    PatchPoint(
+        "megatron.core.inference.sampling.torch_sampling",
+        "TorchSampling.sample_from_logits",
+        ("last_token_logits", "temperature", "top_k", "top_p", "generator", "vocab_size"),
+    ),
+    PatchPoint(
+        "megatron.core.inference.engines.dynamic_engine",
+        "DynamicInferenceEngine._check_stop_words_for_request_post_append",
+        ("self", "request"),
+    ),
 )
 
 
