@@ -1,19 +1,21 @@
-"""The collector: an asyncio actor beside the driver that keeps the engines busy and the steps fed.
+"""The collector: an asyncio actor beside the driver that keeps the engines busy and has the steps trained.
 
-`take` ends the collecting: it waits until a step's groups are there and every decode slice has ended, so that no rank gets
-a decode call and a training call in different orders than its neighbours. `resume` starts the next stretch. Answers in
-flight stay in the engines in between. The driver's other calls have a concurrency group of their own, which Ray runs in a
-thread of its own: they are answered whatever else goes on (see `monitor`).
+`step` is a training step from its first missing group to its commit, in one call. It ends the collecting: it waits until the
+groups are there and every decode slice has ended, so that no rank gets a decode call and a training call in different orders
+than its neighbours. `resume` starts the next stretch, unless the commit has. Answers in flight stay in the engines in
+between. The driver's other calls have a concurrency group of their own, which Ray runs in a thread of its own: they are
+answered whatever else goes on (see `monitor`).
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rljob_api.spec import RLJobSpec
 from rljob_workload.algorithm.batch import TrainBatch
@@ -35,6 +37,9 @@ from rljob_workload.runtime.monitor import Monitor
 from rljob_workload.runtime.pumps import Pumps
 from rljob_workload.runtime.scoring import Scorer
 
+if TYPE_CHECKING:
+    from rljob_workload.runtime.rank import RankStep
+
 log = logging.getLogger("rljob.collector")
 
 #: Prompts that a report names.
@@ -45,12 +50,21 @@ _KEPT = (SourceError, NonFiniteError, EngineError, HungError)
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """What the driver learns about a step's batch (the batch itself goes to the ranks)."""
+class Stepped:
+    """What the driver learns about a step that was trained and committed (its batch goes from here to the ranks)."""
 
-    ordinals: tuple[int, ...]
+    prompts: int
     info: StepInfo
+    #: Seconds that the step waited for its groups, that the ranks' calls took, and that the commit took.
     wait_seconds: float
+    train_seconds: float
+    commit_seconds: float
+    #: One of each rank.
+    ranks: list[RankStep]
+    #: After the commit: the ledger's counters, and the skipped ordinals by cause.
+    counters: dict[str, Any]
+    #: Whether the next stretch has begun.
+    onward: bool
 
 
 def cap_of(spec: RLJobSpec) -> Cap:
@@ -115,17 +129,37 @@ class Collector:
                 trained_before=trained_before,
             )
 
-    async def start(self, replicas: list[list[Any]], version: int) -> None:
-        """Begin to collect on these replicas (each a list of rank actors)."""
-        self._pumps.start(replicas)
+    async def start(self, replicas: list[list[Any]], version: int, numbers: list[list[int]] | None = None) -> None:
+        """Begin to collect on these replicas, each a list of rank actors. `numbers`: their ranks', unless they are in order."""
+        counter = itertools.count()
+        self._pumps.start(replicas, numbers or [[next(counter) for _ in replica] for replica in replicas])
         await self.resume(version)
 
-    async def take(self, step: int) -> tuple[Taken | None, TrainBatch | None]:
+    async def step(self, step: int, wake: bool, onward: bool) -> Stepped | None:
+        """Take the step's batch, have all ranks train it, commit it. None where `interrupt` came before the batch.
+
+        `wake`: no save follows, the engines wake after training. `onward`: nothing else follows either, so the next stretch
+        begins with the commit, unless an interrupt has come meanwhile. Raises HungError, and whatever a rank raised.
+        """
+        began = time.monotonic()
+        batch, info = await self.take(step)
+        if batch is None or info is None:
+            return None
+        taken = time.monotonic()
+        ranks: list[RankStep] = await self._pumps.train(batch, wake)
+        trained = time.monotonic()
+        onward = onward and self._interrupted != step
+        counters = await self.commit(step, batch.ordinals, onward)
+        ended = time.monotonic()
+        return Stepped(
+            len(batch.ordinals), info, taken - began, trained - taken, ended - trained, ranks, counters, onward
+        )  # fmt: skip
+
+    async def take(self, step: int) -> tuple[TrainBatch, StepInfo] | tuple[None, None]:
         """The next step's batch, or None where `interrupt` came first; the collector is paused when it returns.
 
         Raises HungError when there is none within deadlines.stallSeconds, and names what it has waited for.
         """
-        began = time.monotonic()
         stall = float(self._spec.deadlines.stall_seconds)
         end = await self._monitor.first(lambda: self._end_of_stretch(step), stall)
         if end is None and self._machine.state is CollectorState.DRAINING:
@@ -133,13 +167,11 @@ class Collector:
             end = await self._monitor.first(lambda: self._end_of_stretch(step), stall)
         if end is None:
             raise HungError(f"step {step}: no batch within {stall:g} s (deadlines.stallSeconds); {self._waiting_for()}")
-        if end.batch is None or end.info is None:
-            return None, None
-        return Taken(end.batch.ordinals, end.info, time.monotonic() - began), end.batch
+        return end.taken or (None, None)
 
     @control
     async def interrupt(self, step: int) -> None:
-        """Have `take` of this step return without a batch, unless it has one already."""
+        """Have this step end without a batch; where it has one already, the next stretch does not begin with its commit."""
         with self._monitor.changing():
             self._interrupted = step
 
@@ -147,7 +179,7 @@ class Collector:
     async def commit(self, step: int, ordinals: Sequence[int], resume: bool = False) -> dict[str, Any]:
         """The step's optimizer step has been taken on all ranks. May be repeated. Returns the counters.
 
-        `resume`: nothing comes before the next stretch, so it begins at once; one call instead of two.
+        `resume`: nothing comes before the next stretch, so it begins at once.
         """
         with self._monitor.changing():
             self._rollouts.commit(step, ordinals)
@@ -263,7 +295,7 @@ class Collector:
             self.settle()
             return None
         self._machine.enter(CollectorState.PAUSED, f"step {step}")
-        return _End(*taken) if taken else _End(None, None)
+        return _End(taken)
 
     def _resume(self, version: int) -> None:
         self._raise_failure()
@@ -331,10 +363,9 @@ class Collector:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How a stretch of collecting ended."""
+    """How a stretch of collecting ended; `taken` is None where it was interrupted."""
 
-    batch: TrainBatch | None
-    info: StepInfo | None
+    taken: tuple[TrainBatch, StepInfo] | None
 
 
 class _ActiveClock:
