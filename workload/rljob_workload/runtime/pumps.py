@@ -229,7 +229,10 @@ class Pumps:
                     self._owner.settle()
                     monitor.notify()
                     continue
-            await monitor.changed(seen, left)
+            if left is None:
+                await monitor.changed(seen)
+            else:  # whatever is handed out meanwhile has a later deadline
+                await asyncio.sleep(left)
 
     def _until_next_deadline(self) -> float | None:
         """Seconds until a group is overdue; None while its clock stands or nothing is in flight."""

@@ -68,4 +68,5 @@ def _is_plain_offload(context: Any) -> bool:
 
 def _used_blocks(context: Any) -> Tensor:
     table = context.request_to_kv_block_ids[: context.total_request_count]
-    return table[table >= 0].unique().long()
+    used: Tensor = table[table >= 0].unique().long()
+    return used
