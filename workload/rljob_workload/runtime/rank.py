@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from rljob_api.spec import RLJobSpec
 from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request, TrainBatch, TrainStats
@@ -87,7 +87,6 @@ class Rank:
         os.environ["LOCAL_RANK"] = str(place.local_rank)
         directory = Path(place.directory)
         log_to_file(directory / "logs" / f"rank-{place.rank:05d}-attempt-{place.attempt:06d}.log")
-        self._record_file: TextIO | None = None
         self._record = directory / "trained" / f"rank-{place.rank:05d}.jsonl"
 
     def address(self) -> str:
@@ -195,11 +194,9 @@ class Rank:
         """An independent record of what was trained, for auditors: not read by the trainer."""
         line = {"attempt": self._place.attempt, "step": batch.step, "ordinals": batch.ordinals}
         try:
-            if self._record_file is None:
-                self._record.parent.mkdir(parents=True, exist_ok=True)
-                self._record_file = self._record.open("a")
-            self._record_file.write(json.dumps(line) + "\n")
-            self._record_file.flush()
+            self._record.parent.mkdir(parents=True, exist_ok=True)
+            with self._record.open("a") as file:
+                file.write(json.dumps(line) + "\n")
         except OSError as err:  # a refused write does not say which file it was
             raise OSError(err.errno, err.strerror, str(self._record)) from err
 
