@@ -105,12 +105,14 @@ class started:  # noqa: N801 - reads as what it does in a with statement
         return rank
 
     def __exit__(self, *_: object) -> None:
+        import torch.distributed as dist
+        from megatron.core import parallel_state
         from megatron.core.inference.utils import InferenceMode
 
-        from rljob_workload.megatron.policy import destroy_process_groups
         from rljob_workload.runtime.logs import close_files
 
-        destroy_process_groups()
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
         InferenceMode.unset_active()
         close_files()
         self._directory.cleanup()

@@ -21,7 +21,7 @@ import yaml
 
 from rljob_api.manifest import judge
 from rljob_api.spec import RLJobSpec
-from rljob_workload.algorithm.batch import Answer, Request, TrainBatch
+from rljob_workload.algorithm.batch import Answer, Request, TrainBatch, TrainStats
 from rljob_workload.core.rollouts import StepInfo
 from rljob_workload.data.builtin import load_builtin
 from rljob_workload.environments import load_environment
@@ -29,7 +29,7 @@ from rljob_workload.megatron import device
 from rljob_workload.megatron.engine import ResidentEngine
 from rljob_workload.megatron.policy import Policy, init_process_groups, quiet_megatron
 from rljob_workload.megatron.settings import engine_settings, model_settings
-from rljob_workload.runtime.collector import build_rollouts
+from rljob_workload.runtime.rollouts_of import build_rollouts
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "copy.yaml"
@@ -107,6 +107,7 @@ class Loop:
     clock: Clock = field(default_factory=Clock)
     infos: list[StepInfo] = field(default_factory=list)
     batches: list[TrainBatch] = field(default_factory=list)
+    stats: list[TrainStats] = field(default_factory=list)
     #: Engine iterations since the start.
     iterations: int = 0
 
@@ -138,7 +139,7 @@ class Loop:
             self.engine.suspend()
             self.policy.enter_train()
         with self.clock.timed("train"):
-            self.policy.train_step(batch.rows, longest=batch.longest, answer_tokens=batch.answer_tokens)
+            self.stats.append(self.policy.train_step(batch.rows, longest=batch.longest, answer_tokens=batch.answer_tokens))
         with self.clock.timed("commit"):
             self.rollouts.commit(batch.step, batch.ordinals)
         with self.clock.timed("handover"):

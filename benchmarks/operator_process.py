@@ -1,9 +1,10 @@
 """`make bench-operator`: what the operator costs and how soon it acts, against the cluster of `dev/cluster.sh env`.
 
-python -m benchmarks.operator_process [--jobs N,N] [--children N,N,N]
+python -m benchmarks.operator_process [--jobs N,N] [--children N,N,N] [--kills N]
 
-Writes build/bench/operator.json and prints the same as a table. The installed operator is scaled down meanwhile. Memory and
-processor time are the process's own (/proc), requests its own count (/metrics); no kubelet takes part.
+Writes build/bench/operator.json and prints the same as a table. First heads of real runs are killed (`recovery`); then the
+installed operator is scaled down, and no kubelet takes part: memory and processor time are the process's own (/proc), requests
+its own count (/metrics).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import argparse
 import asyncio
 import contextlib
 import copy
-import json
 import os
 import secrets
 import socket
@@ -21,7 +21,6 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +30,15 @@ from dev.kube import ROOT, CommandError, Kubectl, cluster_environment
 from rljob_api.crd import custom_resource_definition
 from rljob_api.names import API_VERSION, KIND
 
+from . import recovery
 from .first_child import wait_for_children
+from .results import Row, table, write, write_block
 
 REST_SECONDS = 30
 START_LIMIT = 600.0
+PAGE = ROOT / "docs/operator.md"
+BEGIN, END = "<!-- cost: written by `make bench-operator-page` -->", "<!-- end of cost -->"
 LOG = ROOT / "build/bench/operator.log"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the result."""
-
-    measure: str
-    unit: str
-    ours: float
-    peer: float | None
-    ratio: float | None
-    better: str
-    note: str
 
 
 def main() -> int:
@@ -56,23 +46,37 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench-operator", description=__doc__)
     parser.add_argument("--jobs", default="100,1000", help="numbers of stored jobs at which memory and time are read")
     parser.add_argument("--children", default="1,100,1000", help="numbers of jobs applied at once; 0: leave that part out")
+    parser.add_argument("--kills", type=int, default=3, help="heads to kill of a real run, each; 0: leave that part out")
+    parser.add_argument("--rayjob-mode", default="K8sJobMode", help="submissionMode of the RayJob whose heads are killed")
+    parser.add_argument("--page", action="store_true", help="write the table into docs/operator.md too")
     options = parser.parse_args()
     jobs, children = ([int(one) for one in text.split(",")] for text in (options.jobs, options.children))
     try:
         environment = cluster_environment()
         kubectl = Kubectl(environment, f"bench-{secrets.token_hex(3)}")
+        rows = killed_heads(environment, options.kills, options.rayjob_mode) if options.kills else []
         with alone(environment), namespace(kubectl):
-            rows = measure(kubectl, environment, jobs) + first_children(kubectl, environment, [one for one in children if one])
+            rows += measure(kubectl, environment, jobs) + first_children(kubectl, environment, [one for one in children if one])
     except CommandError as error:
         print(f"bench-operator: {error}; `make cluster-up` starts a cluster", file=sys.stderr)
         return 1
-    path = ROOT / "build/bench/operator.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
-    for row in rows:
-        print(f"{row.measure:<46} {row.ours:>9.2f} {row.unit:<4} {row.note}")
+    path = write("operator", rows)
+    print(table(rows))
     print(f"written to {path.relative_to(ROOT)}")
+    if options.page:
+        write_block(PAGE, BEGIN, END, rows)
     return 0
+
+
+def killed_heads(environment: dict[str, str], kills: int, mode: str) -> list[Row]:
+    """Real runs under the installed operator. Raises CommandError where there is none."""
+    deployment = Kubectl(environment, "rljob-system").find("deployment", "rljob")
+    if deployment is None or not deployment["spec"]["replicas"]:
+        raise CommandError("no operator is installed, which --kills needs: dev/images.sh all; dev/deploy.sh up")
+    kubectl = Kubectl(environment, f"bench-{secrets.token_hex(3)}")
+    with namespace(kubectl):
+        kubectl("apply", "-f", "examples/copy-claim.yaml")
+        return recovery.rows(kubectl.namespace, environment, kills, mode)
 
 
 @contextlib.contextmanager
@@ -143,8 +147,7 @@ def measure(kubectl: Kubectl, environment: dict[str, str], counts: list[int]) ->
 
 def row(measure: str, unit: str, ours: float, note: str, peer: float | None = None) -> Row:
     """A line where less is better."""
-    ratio = None if not peer else round(ours / peer, 2)
-    return Row(measure, unit, round(ours, 2), None if peer is None else round(peer, 2), ratio, "lower", note)
+    return Row(measure, unit, ours, peer, "lower", note)
 
 
 def first_children(kubectl: Kubectl, environment: dict[str, str], counts: list[int]) -> list[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -80,6 +81,25 @@ def write(name: str, rows: Sequence[Row]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([row.as_json() for row in rows], indent=2) + "\n")
     return path
+
+
+def write_block(path: Path, begin: str, end: str, rows: Sequence[Row]) -> None:
+    """Replace what a page has between two marks with the rows as a table. Raises BenchError where the marks are missing."""
+    text = path.read_text()
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise BenchError(f"{path} has no block between {begin!r} and {end!r}")
+    path.write_text(before + begin + "\n" + _markdown([row.as_json() for row in rows]) + end + after)
+
+
+def _markdown(rows: list[dict[str, Any]]) -> str:
+    where = f"{os.cpu_count()} CPUs, Python {platform.python_version()}"
+    lines = [f"Measured on a machine with {where}.", "", "| measure | ours | peer | ratio | note |", "|---|---|---|---|---|"]
+    for row in rows:
+        peer, ratio = ("" if row[name] is None else f"{row[name]:g}" for name in ("peer", "ratio"))
+        lines.append(f"| {row['measure']} | {row['ours']:g} {row['unit']} | {peer} | {ratio} | {row['note']} |")
+    return "\n".join(lines) + "\n"
 
 
 def environment() -> dict[str, str]:

@@ -14,15 +14,12 @@ processes of its own. A part that cannot be measured ends the bench with exit st
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from benchmarks import rival, saves, stack
-from benchmarks.results import ROOT, BenchError, Row, child, python, table, write
+from benchmarks.results import ROOT, BenchError, Row, child, python, table, write, write_block
 from benchmarks.uneven import CONTEXT, MEDIAN, P99_OVER_MEDIAN, PROMPTS, SLOTS, STEPS_PER_ROUND
 
 PAGE = ROOT / "docs" / "trainer.md"
@@ -81,21 +78,7 @@ def main() -> int:
 
 def write_page(path: Path, rows: list[Row]) -> None:
     """Replace the page's generated block."""
-    text = path.read_text()
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise BenchError(f"{path} has no block between {BEGIN!r} and {END!r}")
-    path.write_text(before + BEGIN + "\n" + _markdown([row.as_json() for row in rows]) + END + after)
-
-
-def _markdown(rows: list[dict[str, Any]]) -> str:
-    where = f"{os.cpu_count()} CPUs, Python {platform.python_version()}"
-    lines = [f"Measured on a machine with {where}.", "", "| measure | ours | peer | ratio | note |", "|---|---|---|---|---|"]
-    for row in rows:
-        peer, ratio = ("" if row[name] is None else f"{row[name]:g}" for name in ("peer", "ratio"))
-        lines.append(f"| {row['measure']} | {row['ours']:g} {row['unit']} | {peer} | {ratio} | {row['note']} |")
-    return "\n".join(lines) + "\n"
+    write_block(path, BEGIN, END, rows)
 
 
 if __name__ == "__main__":

@@ -94,6 +94,12 @@ class Case:
             self._began = time.monotonic()
             self._thread.start()
 
+    def delete(self) -> None:
+        """Delete the job, and wait until nothing of it is there; its record ends."""
+        self._stop.set()
+        self.kubectl("delete", names.PLURAL, self.name, "--wait=true")
+        self.nothing_is_left()
+
     def close(self) -> None:
         """End the record."""
         self._stop.set()

@@ -1,6 +1,7 @@
 """`make proof-kubernetes`: a run whose head, worker and driver are killed again and again, on a real cluster; what it lost.
 
-Writes build/proof-kubernetes.json and, unless --no-publish, docs/proof/kubernetes.json and docs/proof/kubernetes.md.
+Writes build/proof-kubernetes.json and, where nothing is wrong and unless --no-publish, docs/proof/kubernetes.json,
+docs/proof/kubernetes.md and the README's line about them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from dev.case import Case, Job
 from dev.kube import ROOT, CommandError, Kubectl, cluster_environment
+from dev.proof.publish import replace_block
 from rljob_api import names
 
 KILLS = ("head", "worker", "driver", "head", "worker")
@@ -51,9 +53,10 @@ def main() -> int:
         return 2
     text = json.dumps(result, indent=2) + "\n"
     write(ROOT / "build/proof-kubernetes.json", text)
-    if not options.no_publish:
+    if not options.no_publish and not result["violations"]:
         write(ROOT / "docs/proof/kubernetes.json", text)
         write(ROOT / "docs/proof/kubernetes.md", page(result))
+        replace_block(ROOT / "README.md", line(result), "make proof-kubernetes")
     print(page(result))
     return 0 if not result["violations"] else 1
 
@@ -155,6 +158,16 @@ def judge(job: Job, kills: list[Kill], rows: list[dict[str, Any]], steps: int, c
         "trail": case.trail,
         "violations": [what for what, holds in expected.items() if not holds],
     }
+
+
+def line(result: dict[str, Any]) -> str:
+    """The README's words."""
+    return (
+        f"Through Kubernetes ([trail](docs/proof/kubernetes.md)): {result['steps']:,} steps on real pods whose head, worker "
+        f"and driver are killed {len(result['kills'])} times in all: {result['handed_out']:,} prompts handed out, "
+        f"**{result['skipped']} skipped, {result['trained_twice']} trained twice**, {result['restarts']} restarts, "
+        f"{result['rolled_back_steps']} steps rolled back.\n"
+    )
 
 
 def page(result: dict[str, Any]) -> str:

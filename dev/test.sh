@@ -8,13 +8,13 @@ pytest() { .venv/bin/python -m pytest -q "$@"; }
 
 say "unit tests"
 pytest tests/unit
-say "trainer tests on the real engine"
-pytest tests/workload
 
 say "cluster"
 was_up=$(dev/cluster.sh status > /dev/null 2>&1 && echo yes || echo no)
+api_tests=
 finish() {
   status=$?
+  if [ -n "$api_tests" ]; then kill -INT "$api_tests" 2> /dev/null && wait "$api_tests" || true; fi
   if [ "$was_up" = no ] && [ -z "${RLJOB_KEEP_CLUSTER:-}" ]; then
     dev/cluster.sh down || status=$?
     [ -n "${KUBECONFIG_OWN:-}" ] || dev/check-clean.sh || status=$?
@@ -28,12 +28,21 @@ dev/cluster.sh up
 eval "$(dev/cluster.sh env)"
 # Two operators on one cluster would answer for the same jobs, and an older webhook by older rules; installed again below.
 if helm -n rljob-system status rljob > /dev/null 2>&1; then dev/deploy.sh down; fi
+# The API server's tests mostly wait (for watches, backoffs, time limits), the engine's tests mostly compute: side by side.
+say "trainer tests on the real engine, beside cluster and API server tests"
+mkdir -p build
+# An interrupt lets them take down the operators that they started; bash has background commands ignore it.
+(trap - INT; exec .venv/bin/python -m pytest -q tests/cluster tests/apiserver) > build/test-apiserver.log 2>&1 &
+api_tests=$!
+pytest tests/workload
 say "cluster and API server tests"
-pytest tests/cluster tests/apiserver
+wait "$api_tests" || { status=$?; api_tests=; cat build/test-apiserver.log; exit "$status"; }
+api_tests=
+cat build/test-apiserver.log
 say "images, chart, operator"
 dev/images.sh all
 dev/deploy.sh up
 say "chart tests, end to end"
-pytest tests/chart tests/e2e
+pytest tests/chart tests/e2e -m "not slow"
 say "faults: the quick ones (make faults runs all)"
 pytest tests/faults -m "not slow"

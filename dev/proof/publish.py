@@ -11,8 +11,6 @@ from typing import Any
 from dev.proof import plots
 from dev.proof.run import Outcome
 
-_BEGIN, _END = "<!-- made by `make proof`: begin -->", "<!-- made by `make proof`: end -->"
-
 
 def summary(outcome: Outcome) -> dict[str, Any]:
     """The figures of a run, for build/proof.json and docs/proof/proof.json."""
@@ -59,13 +57,13 @@ def publish(outcome: Outcome, root: Path) -> None:
     replace_block(root / "README.md", _readme(result))
 
 
-def replace_block(page: Path, text: str) -> None:
-    """Put text between a page's markers. Raises ValueError where they are missing."""
-    old = page.read_text(encoding="utf-8")
-    before, begin, rest = old.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise ValueError(f"{page}: the markers of the generated part are missing")
+def replace_block(page: Path, text: str, by: str = "make proof") -> None:
+    """Put text between the marks that a page has for the results of a command. Raises ValueError where it has none."""
+    begin, end = f"<!-- made by `{by}`: begin -->", f"<!-- made by `{by}`: end -->"
+    before, found, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"{page} has no place for the result of `{by}`: the marks {begin} and {end}")
     page.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")
 
 

@@ -49,6 +49,8 @@ class ExitCode(IntEnum):
 
     DEADLINE = 84
     """No time for another step before deadlines.activeSeconds; the last step was saved."""
+    AGENT_FAILED = 85
+    """The agent's process ended three times in a row without having reported a rollout."""
 
     @property
     def transient(self) -> bool:

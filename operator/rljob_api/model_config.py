@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from .findings import Finding
 from .layout import layout_of
+from .model_details import SEEDED, Details, ModelConfigError, read_details
 from .rule import Rule
 from .rules import check_spec
 from .spec import RLJobSpec, Shape
@@ -32,10 +33,6 @@ MODEL_RULE = Rule(
 )
 
 
-class ModelConfigError(ValueError):
-    """The file is no config.json of a known family; the message says why."""
-
-
 @dataclass(frozen=True)
 class ModelFacts:
     """Sizes of a model, and what the shape in a spec does not hold."""
@@ -48,6 +45,12 @@ class ModelFacts:
     mamba_heads: int = 0
     mamba_groups: int = 0
     shared_ffn: int = 0
+    #: How its layers compute; only where `unmapped` is empty.
+    details: Details = SEEDED
+    #: Tokens that positions were made for; None where the file does not say.
+    max_length: int | None = None
+    #: Why this version cannot begin from the model's weights; empty where it can.
+    unmapped: str = ""
 
 
 def read_config(text: str) -> ModelFacts:
@@ -98,19 +101,31 @@ def _decoder(config: Mapping[str, Any], **more: Any) -> tuple[Shape, int]:
     return Shape(**{**sizes, **more}), _whole(config, "head_dim", default=max(1, hidden // heads))
 
 
+def _mapped(family: str, shape: Shape, head_size: int, config: Mapping[str, Any], *, biased: bool) -> ModelFacts:
+    """A model of which the workload maps the tensors, if its details are among those that Megatron's layers have."""
+    details, unmapped = read_details(family, config, shape, head_size)
+    length = _whole(config, "max_position_embeddings", default=0) or None
+    return ModelFacts(family, shape, head_size, biased=biased, details=details, max_length=length, unmapped=unmapped)
+
+
 def _llama(config: Mapping[str, Any]) -> ModelFacts:
-    shape, head_size = _decoder(config)
-    return ModelFacts("llama", shape, head_size, biased=bool(config.get("attention_bias") or config.get("mlp_bias")))
+    biased = bool(config.get("attention_bias") or config.get("mlp_bias"))
+    return _mapped("llama", *_decoder(config), config, biased=biased)
+
+
+def _mixtral(config: Mapping[str, Any]) -> ModelFacts:
+    shape, head_size = _decoder(
+        config, experts=_whole(config, "num_local_experts"), top_k=_whole(config, "num_experts_per_tok")
+    )
+    return _mapped("mixtral", shape, head_size, config, biased=False)
 
 
 def _qwen2(config: Mapping[str, Any]) -> ModelFacts:
-    shape, head_size = _decoder(config)
-    return ModelFacts("qwen2", shape, head_size, biased=True)  # queries, keys and values have one in every Qwen2
+    return _mapped("qwen2", *_decoder(config), config, biased=True)  # queries, keys and values have one in every Qwen2
 
 
 def _qwen3(config: Mapping[str, Any]) -> ModelFacts:
-    shape, head_size = _decoder(config)
-    return ModelFacts("qwen3", shape, head_size, biased=bool(config.get("attention_bias")))
+    return _mapped("qwen3", *_decoder(config), config, biased=bool(config.get("attention_bias")))
 
 
 def _qwen3_moe(config: Mapping[str, Any]) -> ModelFacts:
@@ -122,7 +137,7 @@ def _qwen3_moe(config: Mapping[str, Any]) -> ModelFacts:
         experts=_whole(config, "num_experts", "num_local_experts"),
         top_k=_whole(config, "num_experts_per_tok"),
     )
-    return ModelFacts("qwen3_moe", shape, head_size, biased=bool(config.get("attention_bias")))
+    return _mapped("qwen3_moe", shape, head_size, config, biased=bool(config.get("attention_bias")))
 
 
 _BLOCKS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
@@ -151,11 +166,13 @@ def _nemotron_h(config: Mapping[str, Any]) -> ModelFacts:
         mamba_heads=_whole(config, "mamba_num_heads") if "M" in pattern else 0,
         mamba_groups=_whole(config, "n_groups", "mamba_n_groups", default=8) if "M" in pattern else 0,
         shared_ffn=_whole(config, "moe_shared_expert_intermediate_size", default=0) if shared else 0,
+        unmapped="this version has no mapping for the tensors of a nemotron_h model",
     )
 
 
 FAMILIES: dict[str, Callable[[Mapping[str, Any]], ModelFacts]] = {
     "llama": _llama,
+    "mixtral": _mixtral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
@@ -169,6 +186,9 @@ def check_model(spec: RLJobSpec, facts: ModelFacts) -> list[Finding]:
         Finding(MODEL_RULE.id, MODEL_RULE.reason, MODEL_RULE.severity, path, message)
         for path, message in _contradictions(spec, facts)
     ]
+    if spec.model.hugging_face is not None and facts.unmapped:
+        message = f"{spec.model.hugging_face.path} is not supported yet by this version: {facts.unmapped}"
+        found.append(Finding("not-supported-yet", "NotSupportedYet", "error", "spec.model.huggingFace.path", message))
     if spec.model.shape is None:
         model = spec.model.model_copy(update={"shape": facts.shape})
         known = {(one.rule, one.path, one.message) for one in check_spec(spec)}

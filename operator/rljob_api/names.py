@@ -35,6 +35,10 @@ ANNOTATION_NO_HEAD_RESTART = "ray.io/disable-provisioned-head-restart"
 
 GCS_PORT = 6379
 DASHBOARD_PORT = 8265
+# Ray's agent in each pod says there how its node is.
+RAY_AGENT_PORT = 52365
+RAY_HEALTH_PATH = "/api/healthz"
+CLIENT_PORT = 10001
 PROGRESS_PORT = 8090
 PROGRESS_PORT_NAME = "progress"
 PROGRESS_PATH = "/progress"
@@ -60,6 +64,8 @@ ENV_CONTROL_TOKEN_FILE = "RLJOB_CONTROL_TOKEN_FILE"  # noqa: S105 - the name of 
 PREFLIGHT_COMMAND = ("python", "-m", "rljob_workload.preflight")
 ENV_TERMINATION_LOG = "RLJOB_TERMINATION_LOG"
 TERMINATION_LOG = "/dev/termination-log"
+# For agents: base URLs of the replicas' OpenAI servers (`dp_openai_server_base_urls`), separated by commas.
+ENV_SERVER_URLS = "RLJOB_DP_OPENAI_SERVER_BASE_URLS"
 # Directories of checkpoints that earlier attempts could not load, separated by commas: the preflight passes them over.
 ENV_UNLOADABLE = "RLJOB_UNLOADABLE"
 # Where the volume of checkpoint.from is mounted (that of the checkpoints where both are the same claim). Unset without it.

@@ -193,6 +193,10 @@ class ProgressReport(ApiModel):
     """The prompts in flight for longest, oldest first."""
     handover: Handover | None = None
     """Set while ranks are on their way from generation to training or back."""
+    dp_openai_server_base_urls: Annotated[
+        list[Annotated[str, Field(max_length=256)]], Field(alias="dp_openai_server_base_urls", max_length=4096)
+    ] = Field(default_factory=list)
+    """Base URLs of the OpenAI-compatible server, one per data-parallel replica; empty without a server."""
     checkpoint: CheckpointInfo | None = None
     resume: Resume | None = None
     finished: Finished | None = None

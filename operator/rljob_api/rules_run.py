@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from . import sizes as s
 from .expr import Expr, count, field, given, has, lift, when
 from .layout import ACTOR_CALLS, CALLS_KEPT_FREE
+from .names import CLIENT_PORT, DASHBOARD_PORT, GCS_PORT, PROGRESS_PORT
 from .pattern import Pattern, PatternError
 from .reasons import FAILURES
 from .rule import Clause, Rule, clause
@@ -22,6 +23,26 @@ def _one_of(parent: str, *names: str) -> Clause:
 
 def _dual(path: str, require: Expr, message: str, /, **values: Expr) -> Clause:
     return clause(path, ~s.INFERENCE_OPTIMIZED | require, message, **values)
+
+
+#: Ports of the head pod that others listen on.
+_TAKEN_PORTS = (
+    (GCS_PORT, "Ray"),
+    (DASHBOARD_PORT, "Ray's dashboard"),
+    (PROGRESS_PORT, "the progress report"),
+    (CLIENT_PORT, "Ray's client server"),
+)
+
+
+def _not_taken(taken: int, by: str) -> Clause:
+    port = field("generation.server.port")
+    return clause(
+        "generation.server.port",
+        (port > taken) | (port + s.DATA <= taken) | port.eq(0),
+        f"{{port}} with {{replicas}} replicas takes port {taken}, which {by} listens on; more than {taken} would do, or 0",
+        port=port,
+        replicas=s.DATA,
+    )
 
 
 _CALLS = lift(ACTOR_CALLS - CALLS_KEPT_FREE)
@@ -70,7 +91,7 @@ CHOICE_RULES: tuple[Rule, ...] = (
         (
             _one_of("model", "preset", "huggingFace"),
             _one_of("data", "builtin", "jsonl", "parquet", "dataset"),
-            _one_of("environment", "builtin"),
+            _one_of("environment", "builtin", "agent"),
         ),
     ),
 )
@@ -118,6 +139,13 @@ RUN_RULES: tuple[Rule, ...] = (
                 field("model.allowInferenceOptimizedTraining"),
                 "false does not go with generation.inferenceOptimized true: the same model is trained; set it to true "
                 "to consent",
+            ),
+            _dual(
+                "trainer.gpusPerNode",
+                s.GPUS > 0,
+                "{gpus} means CPU ranks, and inference-optimized layers generate with GPU kernels only "
+                "(generation.inferenceOptimized true); set it to the GPUs of a node",
+                gpus=s.GPUS,
             ),
             _dual(
                 "model.transformer",
@@ -187,6 +215,30 @@ RUN_RULES: tuple[Rule, ...] = (
                 would_do=field("generation.maxRequests").next_multiple(s.TENSOR),
             ),
         ),
+    ),
+    Rule(
+        "server",
+        "ServerInvalid",
+        "error",
+        "An agent speaks HTTP, so it needs the server; each data-parallel replica has a port of its own on the head, beside "
+        "those that Ray and the driver use.",
+        (
+            clause(
+                "generation.server.enabled",
+                ~has("environment.agent") | field("generation.server.enabled"),
+                "false does not go with environment.agent: agents speak HTTP with the model; set it to true",
+            ),
+            clause(
+                "generation.server.port",
+                field("generation.server.port").eq(0) | (field("generation.server.port") + s.DATA <= 65536),
+                "{port} leaves no ports for {replicas} replicas; at most {would_do} would do, or 0",
+                port=field("generation.server.port"),
+                replicas=s.DATA,
+                would_do=lift(65536) - s.DATA,
+            ),
+            *(_not_taken(port, by) for port, by in _TAKEN_PORTS),
+        ),
+        deviation="Not Megatron's subject.",
     ),
     Rule(
         "in-flight-calls",

@@ -65,7 +65,7 @@ class HuggingFace(ApiModel):
     """A Hugging Face model directory."""
 
     path: Path
-    """Directory with config.json and weights, as mounted in the worker pods."""
+    """Directory with config.json and *.safetensors, as mounted in head and worker pods (trainer.template)."""
 
 
 class Shape(ApiModel):
@@ -97,7 +97,7 @@ class Model(ApiModel):
     preset: Literal["tiny"] | None = None
     """A model that comes with the workload, initialised from trainer.seed: tiny (2 layers, 64 wide)."""
     hugging_face: HuggingFace | None = None
-    """Weights from a Hugging Face directory."""
+    """First weights from a Hugging Face directory (Llama, Mixtral, Qwen2, Qwen3); a resume needs its config.json only."""
     shape: Shape | None = None
     """The model's sizes. With a preset they replace the preset's; with huggingFace they are checked against its config.json."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -155,9 +155,9 @@ class Server(ApiModel):
     """The OpenAI-compatible HTTP server of each data-parallel replica."""
 
     enabled: Flag = False
-    """Start the server; environments that speak HTTP need it."""
+    """Start the server; agents need it."""
     port: Annotated[int, Field(strict=True, ge=0, le=65535)] = 0
-    """Port; 0 takes a free one."""
+    """Port of the first replica's server, on the head; further replicas count up from it. 0 takes free ones."""
 
 
 class Generation(ApiModel):
@@ -213,14 +213,25 @@ class Data(ApiModel):
     """On resume with other data: refuse, or start it from the beginning and count the undone prompts as skipped."""
 
 
+class Agent(ApiModel):
+    """A process beside the collector that plays every prompt over the HTTP server, in any number of turns."""
+
+    command: Annotated[list[Annotated[str, Field(min_length=1, max_length=4096)]], Field(min_length=1, max_length=64)]
+    """Its program and arguments, no shell; `python` is the trainer's own. Addresses and the token's file come by environment
+    (docs/agents.md)."""
+
+
 class Environment(ApiModel):
-    """What scores an answer."""
+    """What scores an answer; exactly one of builtin and agent."""
 
     builtin: Literal["exactMatch", "unreliable"] | None = None
     """An environment that comes with the workload: exactMatch (share of matching characters); unreliable (the same, through
     a judge that raises, hangs and is slow: for drills)."""
+    agent: Agent | None = None
+    """An agent that plays each prompt by itself and reports a reward; needs generation.server.enabled."""
     timeout_seconds: Seconds = 30
-    """Time for scoring one answer; past it the prompt's group has failed once."""
+    """Time for scoring one answer; past it the prompt's group has failed once. An agent has
+    generation.answerTimeoutSeconds for a whole prompt."""
 
 
 class Grpo(ApiModel):

@@ -16,18 +16,20 @@ from .spec import RLJobSpec
 HONOURED = frozenset(
     f"spec.{path}"
     for path in (
-        *(f"trainer.{name}" for name in ("image", "gpuMemory", "nodes", "ranksPerNode", "seed", "template")),
+        *(f"trainer.{name}" for name in ("image", "gpuMemory", "nodes", "gpusPerNode", "ranksPerNode", "seed", "template")),
         *(f"trainer.{pod}resources.{what}" for pod in ("", "head.") for what in ("cpu", "memory")),
         "model.preset",
+        *(f"model.{name}" for name in ("huggingFace.path", "dtype", "transformer", "allowInferenceOptimizedTraining")),
         *(
             f"model.shape.{name}"
             for name in ("layers", "hiddenSize", "attentionHeads", "queryGroups", "ffnHiddenSize", "vocabSize")
         ),
-        *(f"model.shape.{name}" for name in ("experts", "topK", "hybridPattern")),
+        *(f"model.shape.{name}" for name in ("experts", "topK")),
         *(f"parallelism.{name}" for name in ("tensor", "pipeline", "expert", "expertTensor", "sequence")),
         *(f"generation.parallelism.{name}" for name in ("tensor", "pipeline", "context", "expert", "expertTensor")),
         *(f"generation.{name}" for name in ("maxNewTokens", "maxSequenceLength", "maxRequests", "temperature")),
         "generation.answerTimeoutSeconds",
+        "generation.inferenceOptimized",
         "generation.maxInFlightPrompts",
         "generation.kvCache.size",
         "generation.kvCache.mode",
@@ -36,7 +38,10 @@ HONOURED = frozenset(
         "data.seed",
         "data.shuffle",
         "data.onChange",
+        "generation.server.enabled",
+        "generation.server.port",
         "environment.builtin",
+        "environment.agent.command",
         "environment.timeoutSeconds",
         *(f"algorithm.grpo.{name}" for name in ("promptsPerStep", "generationsPerPrompt", "microBatchSize", "steps")),
         *(f"algorithm.grpo.{name}" for name in ("maxTrajectoryAgeSteps", "learningRate", "clipLow", "clipHigh")),
@@ -86,16 +91,9 @@ def _spell(value: object) -> str:
 PARTLY: dict[str, Partly] = {
     f"spec.{path}": row
     for path, row in {
-        "trainer.gpusPerNode": _only(0),
-        "model.huggingFace.path": _only(None),
-        "model.dtype": _only("float32"),
-        "model.transformer": _only("Local"),
-        "model.allowInferenceOptimizedTraining": _only(False),
+        "model.shape.hybridPattern": Partly(lambda value: "M" not in (value or ""), "a pattern without Mamba layers (M)"),
         "parallelism.virtualPipeline": _only(1),
         "parallelism.context": _only(1),
-        "generation.inferenceOptimized": _only(False),
-        "generation.server.enabled": _only(False),
-        "generation.server.port": _only(0),
         "data.jsonl.path": _only(None),
         "data.parquet.path": _only(None),
         "data.dataset.path": _only(None),

@@ -14,7 +14,8 @@ from typing import Any
 from rljob_api import names
 from rljob_api.findings import Finding, errors
 from rljob_api.manifest import judge
-from rljob_api.model_config import MAX_BYTES, ModelConfigError, ModelFacts, check_model, read_config
+from rljob_api.model_config import MAX_BYTES, ModelFacts, check_model, read_config
+from rljob_api.model_details import ModelConfigError
 from rljob_api.rules import RULES
 from rljob_api.validation_page import EXTRA_RULES, explain
 

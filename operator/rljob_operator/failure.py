@@ -78,6 +78,8 @@ def _lost_pod(world: World, lost: list[Pod], exit_code: int | None, *, head: boo
         words = f"{pod.disruption}: {pod.last_words}" if pod.last_words else pod.disruption
     elif pod is not None and pod.end_reason == "OOMKilled":
         reason = "OutOfMemory"
+    elif pod in world.departed and pod is not None and pod.deleting and not words:
+        words = "it was deleted"  # had it ended by itself, it would say how: KubeRay deletes what it has seen end
     which = "the head pod" if head else "worker pod"
     detail = f"{which} {name} is gone{f': {words}' if words else ''}"
     logs = quote(world.driver.message) if isinstance(world.driver, Driver) and world.driver.ended else ""

@@ -5,7 +5,7 @@
 - mappings are merged key by key; where both give a value, ours wins;
 - lists whose items have a key (volumes, env, ports: `name`; volumeMounts: `mountPath`) are joined by that key, our item in
   place of the template's; other lists are joined, the template's first;
-- user and group ids and `imagePullPolicy` are defaults of ours: there the template wins;
+- user and group ids, `imagePullPolicy` and `readinessProbe` are defaults of ours: there the template wins;
 - a container named `trainer` is merged with ours, any other becomes a sidecar; ours always comes first, because KubeRay
   takes the first container as Ray's.
 """
@@ -51,6 +51,15 @@ _POD_DEFAULTS: dict[str, Any] = {
     }
 }
 _CONTAINER_DEFAULTS: dict[str, Any] = {"imagePullPolicy": "IfNotPresent"}
+# KubeRay's own asks nothing before ten seconds are over; each attempt waits for it twice, for the head and for its workers.
+# A pod may be silent as long as with KubeRay's (50 s) before it counts as not ready.
+_READINESS: dict[str, Any] = {
+    "httpGet": {"path": names.RAY_HEALTH_PATH, "port": names.RAY_AGENT_PORT},
+    "initialDelaySeconds": 2,
+    "periodSeconds": 2,
+    "timeoutSeconds": 5,
+    "failureThreshold": 25,
+}
 
 
 class TemplateError(ValueError):
@@ -250,6 +259,8 @@ def _container(
     environment = {
         "RAY_AUTH_MODE": "token",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray would wait half a minute for Serve's proxies; what has to be done before the end, preStop has done by then.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         names.ENV_CONTROL_TOKEN_FILE: names.ACCESS_TOKEN_FILE,
         names.ENV_DRIVER_HOST: "127.0.0.1" if head else names.head_service(belongs.cluster),
         names.ENV_SAVE_SECONDS: str(spec.deadlines.save_seconds),
@@ -290,11 +301,13 @@ def _container(
             for name, port in (
                 ("gcs-server", names.GCS_PORT),
                 ("dashboard", names.DASHBOARD_PORT),
-                ("client", 10001),
+                ("client", names.CLIENT_PORT),
                 (names.PROGRESS_PORT_NAME, names.PROGRESS_PORT),
             )
         ]
-    return lay_under(lay_under(_CONTAINER_DEFAULTS, under, path), container, path)
+    # As a whole: two kinds of probe in one would be refused.
+    defaults = _CONTAINER_DEFAULTS if "readinessProbe" in under else {**_CONTAINER_DEFAULTS, "readinessProbe": _READINESS}
+    return lay_under(lay_under(defaults, under, path), container, path)
 
 
 def lay_under(under: Mapping[str, Any], over: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -55,7 +55,8 @@ def rest(world: World, draft: Draft, left: str, actions: tuple[Action, ...]) -> 
         _say(draft, f"waiting for pods of attempt {world.job.status.attempt} to end: {left}")
         return Step(actions, WAIT_SECONDS)
     checkpoint = world.job.status.checkpoint
-    detail = f"the next attempt goes on from step {checkpoint.step}" if checkpoint else "there is no checkpoint yet"
+    # The driver trains on from the save that it was asked for, and saves once more when its pod ends.
+    detail = f"the next attempt goes on from step {checkpoint.step} or later" if checkpoint else "there is no checkpoint yet"
     if draft.reason_of(reasons.SUSPENDED.condition) != reasons.SUSPENDED.name:
         draft.event("Normal", "Suspended", detail)
     draft.set(reasons.SUSPENDED, detail=detail)

@@ -26,6 +26,9 @@ from rljob_operator.api import AlreadyExistsError
 from rljob_operator.kube import Kube, connect
 
 from .fake_ray import FakeRay
+from .spawn import Spawned
+
+Operator = subprocess.Popen[str] | Spawned
 
 NOWHERE = {"spec": {"nodeSelector": {"rljob.dev/test": "nowhere"}}}
 KEY = b"a key of the tests, long enough to be one"
@@ -62,7 +65,7 @@ class Space:
     environment: dict[str, str]
     ray: FakeRay
     ray_access: str
-    operators: list[subprocess.Popen[str]] = field(default_factory=list)
+    operators: list[Operator] = field(default_factory=list)
 
     def path(self, kind: str, name: str = "") -> str:
         """The URL path of objects of a kind."""
@@ -133,6 +136,27 @@ class Space:
 
     def start_operator(self, **environment: str) -> subprocess.Popen[str]:
         """Run the operator as its own process, for this namespace."""
+        values, log = self._operator(environment)
+        with log.open("w") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "rljob_operator", "--namespace", self.name],
+                env=values,
+                stdout=out,
+                stderr=out,
+                text=True,
+            )
+        self.operators.append(process)
+        return process
+
+    def fork_operator(self, **environment: str) -> Spawned:
+        """The same, from a process that has imported everything."""
+        values, log = self._operator(environment)
+        process = Spawned(["--namespace", self.name], values, log)
+        self.operators.append(process)
+        return process
+
+    def _operator(self, environment: dict[str, str]) -> tuple[dict[str, str], Path]:
+        """Environment and log of the next operator."""
         key = Path(self.environment["RLJOB_TEST_LOGS"]) / "key"
         key.write_bytes(KEY)
         values = {
@@ -144,17 +168,7 @@ class Space:
             "RLJOB_KEY_FILE": str(key),
             **environment,
         }
-        log = Path(self.environment["RLJOB_TEST_LOGS"]) / f"operator-{len(self.operators)}.log"
-        with log.open("w") as out:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "rljob_operator", "--namespace", self.name],
-                env=values,
-                stdout=out,
-                stderr=out,
-                text=True,
-            )
-        self.operators.append(process)
-        return process
+        return values, Path(self.environment["RLJOB_TEST_LOGS"]) / f"operator-{len(self.operators)}.log"
 
     def logs(self) -> str:
         """What the operators said, for failures."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from rljob_operator.api import ApiError
 
 from .conftest import Space, condition, ready_status, write_kubeconfig
 from .gate import Gate
+from .spawn import Spawned
 
 When = Literal["before it is forwarded", "after its reply was received"]
 WHEN: tuple[When, When] = ("before it is forwarded", "after its reply was received")
@@ -52,7 +52,7 @@ class CrashProxy(Gate):
         self.calls: list[Call] = []
         self.target: tuple[Call, When] | None = None
         self.killed = asyncio.Event()
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Spawned | None = None
         self._counts: Counter[tuple[str, str]] = Counter()
         self._namespace = space.name
         self._ray = space.ray_access.partition("/{")[0]
@@ -139,7 +139,7 @@ class Life:
     def _start(self) -> None:
         self.starts += 1
         kubeconfig = Path(self.space.environment["RLJOB_TEST_LOGS"]) / "proxy"
-        self.proxy.process = self.space.start_operator(
+        self.proxy.process = self.space.fork_operator(
             KUBECONFIG=write_kubeconfig(kubeconfig, {"server": self.address}, {}),
             RLJOB_RAY_ACCESS=f"{self.address}/ray/{{namespace}}/{{service}}/{{port}}",
             RLJOB_PREFLIGHT_IMAGE="localhost/rljob-operator:dev",

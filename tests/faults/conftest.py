@@ -51,7 +51,7 @@ def make_case(request: pytest.FixtureRequest, kubectl: Kubectl) -> Iterator[Make
             "fault": request.node.name.removeprefix("test_").replace("_", " "),
             "outcome": request.node.stash.get(_OUTCOME, "error"),
             "seconds": round(time.monotonic() - began, 1),
-            "trail": {case.name: case.trail for case in cases},
+            "trail": {f"{case.name}, {number}": case.trail for number, case in enumerate(cases, 1)},
         }
     )
 

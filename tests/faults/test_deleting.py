@@ -50,13 +50,18 @@ def between_attempts(case: Case) -> None:
     case.shows(ConditionType.RESTARTING, "BackingOff")
 
 
+def suspended(case: Case) -> None:
+    case.apply(suspend=True)
+    case.shows(ConditionType.SUSPENDED, "SuspendedByUser")
+
+
 def finished_and_kept(case: Case) -> None:
     case.apply(algorithm__grpo__steps=2, ttlSecondsAfterFinished=3600)
     case.ends()
 
 
 QUICK: tuple[Callable[[Case], None], ...] = (waiting_for_its_claim, looking_at_the_volume, provisioning)
-LONG: tuple[Callable[[Case], None], ...] = (starting, training, between_attempts, finished_and_kept)
+LONG: tuple[Callable[[Case], None], ...] = (starting, training, between_attempts, suspended, finished_and_kept)
 PHASES: list[Any] = [*QUICK, *(pytest.param(one, marks=pytest.mark.slow) for one in LONG)]
 
 

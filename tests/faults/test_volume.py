@@ -25,6 +25,7 @@ Hand = Callable[..., str]
 CLAIM = "copy-checkpoints"
 SHORT = 12
 """Steps of the first part of a run; a checkpoint every 5 and one at the end."""
+PROMPTS_PER_STEP = int(SMALL["algorithm.grpo.promptsPerStep"])
 
 _HELPERS = f"""
 import json, pathlib, sys
@@ -90,8 +91,9 @@ def resume(case: Case) -> None:
 
 
 def test_newest_checkpoint_truncated(case: Case, hand: Hand) -> None:
-    newest = suspended(case)["status"]["checkpoint"]["step"]
+    suspended(case)
     damaged, good = hand("print(damage(steps[-1]), steps[-2].name)").split()
+    newest = int(damaged.split("-")[1])
     resume(case)
     message = case.shows(ConditionType.CHECKPOINT_AVAILABLE, "PassedOver")
     assert damaged in message
@@ -129,26 +131,38 @@ def test_old_writer_that_comes_back(case: Case, hand: Hand) -> None:
     )
     case.delete_pod("head")
     job = case.reaches(second["status"]["step"] + 1, 3)
-    assert 0 < job["status"]["resume"]["fromStep"] < 1000, f"{ghost} was read: {job['status']['resume']}"
+    assert 0 < job["status"]["resume"]["fromStep"] < int(ghost.split("-")[1]), f"{ghost} was read: {job['status']['resume']}"
     assert job["status"]["prompts"].get("trainedTwice", 0) == 0
 
 
-def test_re_created_on_the_same_volume(case: Case) -> None:
-    case.apply(algorithm__grpo__steps=SHORT)
-    lossless(case.ends(), 1, 0, SHORT)
-    case.kubectl("delete", "rlj", case.name, "--wait=true")
-    case.nothing_is_left()
-    case.apply(algorithm__grpo__steps=2 * SHORT)
-    job = case.until(lambda job: job["status"].get("step", 0) == 2 * SHORT and "finishTime" in job["status"], "the second end")
+def test_re_created_on_the_same_volume(make_case: Callable[..., Case]) -> None:
+    """A job of the same name goes on where the deleted one ended, or is refused where its spec says so."""
+    first = make_case()
+    first.apply(algorithm__grpo__steps=SHORT)
+    lossless(first.ends(), 1, 0, SHORT)
+    first.delete()
+
+    second = make_case()
+    second.apply(algorithm__grpo__steps=2 * SHORT)
+    job = second.ends()
     lossless(job, 1, 0, 2 * SHORT)
     assert job["status"]["resume"]["fromStep"] == SHORT
+    assert job["status"]["prompts"]["trained"] + job["status"]["prompts"].get("filtered", 0) >= 2 * SHORT * PROMPTS_PER_STEP
+    second.delete()
+
+    third = make_case()
+    third.apply(algorithm__grpo__steps=3 * SHORT, checkpoint__onExisting="Refuse")
+    message = third.shows(ConditionType.CHECKPOINT_AVAILABLE, "ExistingRefused")
+    assert f"step-{2 * SHORT:06d}-" in message, message
+    assert third.pods() == [], "a pod of the trainer was made"
 
 
-def test_saved_layout_that_cannot_be_loaded(case: Case) -> None:
-    case.apply(algorithm__grpo__steps=SHORT)
-    case.ends()
-    case.kubectl("delete", "rlj", case.name, "--wait=true")
-    case.nothing_is_left()
+def test_saved_layout_that_cannot_be_loaded(make_case: Callable[..., Case]) -> None:
+    first = make_case()
+    first.apply(algorithm__grpo__steps=SHORT)
+    first.ends()
+    first.delete()
+    case = make_case()
     case.apply(algorithm__grpo__steps=2 * SHORT, model__shape__hiddenSize=128)
     message = case.shows(ConditionType.CHECKPOINT_AVAILABLE, "Incompatible")
     assert "hiddenSize" in message

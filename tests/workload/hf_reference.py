@@ -1,9 +1,11 @@
-"""Llama and Mixtral as Hugging Face's config.json describes them, from the published formulas alone: an independent reader."""
+"""Llama, Qwen and Mixtral as Hugging Face's config.json describes them, from the published formulas: an independent reader."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,18 +24,25 @@ def logits(directory: Path, ids: Tensor) -> Tensor:
         own = {name.removeprefix(here): t for name, t in w.items() if name.startswith(here)}
         x = x + _attention(config, own, _norm(config, x, own["input_layernorm.weight"]))
         x = x + _feed_forward(config, own, _norm(config, x, own["post_attention_layernorm.weight"]))
-    assert config["tie_word_embeddings"]
-    return _norm(config, x, w["model.norm.weight"]) @ w["model.embed_tokens.weight"].T
+    head = w["model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"]
+    return _norm(config, x, w["model.norm.weight"]) @ head.T
 
 
 def _norm(config: dict[str, float], x: Tensor, weight: Tensor) -> Tensor:
     return weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config["rms_norm_eps"])
 
 
-def _attention(config: dict[str, int], own: dict[str, Tensor], x: Tensor) -> Tensor:
+def _attention(config: dict[str, Any], own: dict[str, Tensor], x: Tensor) -> Tensor:
     size, count = config["head_dim"], len(x)
-    q, k, v = ((x @ own[f"self_attn.{one}_proj.weight"].T).view(count, -1, size).transpose(0, 1) for one in "qkv")
-    angles = torch.arange(count)[:, None] / config["rope_theta"] ** (torch.arange(0, size, 2) / size)
+
+    def projected(one: str) -> Tensor:
+        out = x @ own[f"self_attn.{one}_proj.weight"].T + own.get(f"self_attn.{one}_proj.bias", torch.zeros(()))
+        heads = out.view(count, -1, size)
+        norm = own.get(f"self_attn.{one}_norm.weight")
+        return (heads if norm is None else _norm(config, heads, norm)).transpose(0, 1)
+
+    q, k, v = map(projected, "qkv")
+    angles = torch.arange(count)[:, None] * _frequencies(config["rope_parameters"], size)
     cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
 
     def turned(t: Tensor) -> Tensor:
@@ -48,15 +57,31 @@ def _attention(config: dict[str, int], own: dict[str, Tensor], x: Tensor) -> Ten
     return mixed.transpose(0, 1).reshape(count, -1) @ own["self_attn.o_proj.weight"].T
 
 
-def _feed_forward(config: dict[str, int], own: dict[str, Tensor], x: Tensor) -> Tensor:
+def _frequencies(rope: dict[str, Any], size: int) -> Tensor:
+    """Radians per token of each pair; Llama 3's long waves are slowed down, with a ramp between."""
+    found = []
+    for pair in range(size // 2):
+        frequency = rope["rope_theta"] ** (-2 * pair / size)
+        if rope["rope_type"] == "llama3":
+            turns = rope["original_max_position_embeddings"] * frequency / (2 * math.pi)
+            low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+            kept = min(1.0, max(0.0, (turns - low) / (high - low)))
+            frequency = kept * frequency + (1 - kept) * frequency / rope["factor"]
+        found.append(frequency)
+    return torch.tensor(found)
+
+
+def _feed_forward(config: dict[str, Any], own: dict[str, Tensor], x: Tensor) -> Tensor:
     if "mlp.gate_proj.weight" in own:
         return _gated(x, *(own[f"mlp.{one}_proj.weight"] for one in ("gate", "up", "down")))
-    shares = (x @ own["block_sparse_moe.gate.weight"].T).softmax(-1)
+    mixtral = "block_sparse_moe.gate.weight" in own
+    layer, names = ("block_sparse_moe", ("w1", "w3", "w2")) if mixtral else ("mlp", ("gate_proj", "up_proj", "down_proj"))
+    shares = (x @ own[f"{layer}.gate.weight"].T).softmax(-1)
     best, chosen = shares.topk(config["num_experts_per_tok"], -1)
     best = best / best.sum(-1, keepdim=True)
     out = torch.zeros_like(x)
-    for expert in range(config["num_local_experts"]):
-        weights = (own[f"block_sparse_moe.experts.{expert}.{one}.weight"] for one in ("w1", "w3", "w2"))
+    for expert in range(config["num_local_experts" if mixtral else "num_experts"]):
+        weights = (own[f"{layer}.experts.{expert}.{one}.weight"] for one in names)
         out += (best * (chosen == expert)).sum(-1, keepdim=True) * _gated(x, *weights)
     return out
 

@@ -20,6 +20,8 @@ from rljob_workload.megatron.shim import attention
 from rljob_workload.megatron.shim.patch_points import PatchPoint, moved
 
 from .conftest import Loop, copy_spec
+from .test_layouts import DENSE, EXPERTS, HYBRID
+from .test_layouts import spec_of as shaped
 
 pytestmark = [pytest.mark.usefixtures("ranks"), pytest.mark.filterwarnings("ignore")]
 
@@ -198,6 +200,23 @@ def test_a_cache_too_small_for_one_request_is_refused_with_both_sizes() -> None:
     settings = dataclasses.replace(engine_settings(spec, task), kv_bytes=1024)
     with pytest.raises(EngineError, match=r"kvCache.size is 1024 bytes; one request of 16 tokens needs \d+"):
         ResidentEngine(Policy(model_settings(spec)), settings, task.tokenizer)
+
+
+@pytest.mark.parametrize(("model", "attention"), [(DENSE, [0, 2]), (EXPERTS, [0, 2]), (HYBRID, [0, 2, 4])])
+def test_the_cache_has_room_for_attention_layers_and_for_no_other(model: str, attention: list[int]) -> None:
+    """Megatron would set memory aside for feed-forward layers too, since the model is a hybrid one without Mamba."""
+    spec = shaped(model, learningRate="0")
+    loop = Loop.of(spec)
+    context, shape = loop.engine._engine.context, loop.policy.settings.shape
+    assert context.layer_map == {place: number for number, place in enumerate(attention)}
+    width = (shape.query_groups or 0) * shape.hidden_size // shape.attention_heads
+    block = 2 * 4 * len(attention) * context.block_size_tokens * width  # keys and values, float32
+    assert loop.engine.block_bytes == block
+    kept = context.kv_block_allocator.total_count * block
+    assert loop.engine.cache_bytes == kept <= engine_settings(spec, loop.task).kv_bytes < kept + block
+    for _ in range(2):
+        loop.step()
+    assert loop.stats[-1].largest_logprob_change < 1e-5
 
 
 def test_micro_batches_do_not_change_the_step() -> None:

@@ -16,7 +16,8 @@ from rljob_workload.core.store.facts import facts_of
 from rljob_workload.huggingface import tensors
 from rljob_workload.huggingface.architecture import architecture
 from rljob_workload.huggingface.export import export
-from rljob_workload.huggingface.mapping import pack, table
+from rljob_workload.huggingface.mapping import pack
+from rljob_workload.huggingface.names import table
 from rljob_workload.megatron import weights
 from rljob_workload.megatron.policy import Policy
 

@@ -78,11 +78,12 @@ def spec_of(model: str, ranks: int = 1, sizes: dict[str, Any] | None = None, nod
     raw = yaml.safe_load((ROOT / "examples" / "copy.yaml").read_text())["spec"]
     raw["trainer"] |= {"nodes": nodes, "ranksPerNode": ranks // nodes}
     raw["model"]["shape"] |= SHAPES[model]
+    raw["model"].setdefault("dtype", "float32")
     raw["parallelism"] = sizes or {}
     raw["algorithm"]["grpo"] |= {"promptsPerStep": 4, "microBatchSize": 8, "generationsPerPrompt": 4}
     raw["generation"]["maxInFlightPrompts"] = 4
     for name, value in changes.items():
-        target = raw["algorithm"]["grpo"] if name in raw["algorithm"]["grpo"] else raw["generation"]
+        target = next((part for part in (raw["algorithm"]["grpo"], raw["model"]) if name in part), raw["generation"])
         target[name] = value
     verdict = judge("layout", raw)
     assert verdict.spec is not None, verdict.findings

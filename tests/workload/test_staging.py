@@ -99,3 +99,22 @@ def test_a_write_that_fails_is_told_to_whoever_waits_for_it(loop: Loop, tmp_path
     with pytest.raises(WeightsError, match="no save is under way"):
         saver.finish([])
     loop.engine.resume(loop.policy.version)
+
+
+@pytest.mark.usefixtures("ranks")
+def test_a_policy_that_has_taken_no_step_is_saved_and_goes_on_as_it_would_have(loop: Loop, tmp_path: Path) -> None:
+    """Megatron asserts that an optimizer has states; the ones that it is given change no weight and no later step."""
+    batch, settings = loop.batches[0], dataclasses.replace(loop.policy.settings, seed=5)
+    plain, saved, loaded = (Policy(settings) for _ in range(3))
+    weights.save(saved, None, tmp_path)
+    with torch.no_grad():
+        for parameter in loaded.parameters().values():
+            parameter.zero_()
+    weights.load(loaded, None, tmp_path)
+    for policy in (plain, saved, loaded):
+        policy.enter_train()
+        for _ in range(2):
+            policy.train_step(batch.rows, longest=batch.longest, answer_tokens=batch.answer_tokens)
+    for name, parameter in plain.parameters().items():
+        assert torch.equal(saved.parameters()[name], parameter), name
+        assert torch.equal(loaded.parameters()[name], parameter), name

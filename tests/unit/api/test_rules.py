@@ -73,7 +73,7 @@ REFUSED: list[tuple[dict[str, Any], str, str, tuple[str, ...]]] = [
     ({"generation.maxNewTokens": 16}, "sequence-length", "spec.generation.maxNewTokens", ("16", "at most 15")),
     ({"model.preset": None}, "exactly-one", "spec.model", ("preset, huggingFace", "found none")),
     ({"data.jsonl.path": "/d"}, "exactly-one", "spec.data", ("builtin and jsonl",)),
-    ({"environment.builtin": None}, "exactly-one", "spec.environment", ("needs builtin",)),
+    ({"environment.builtin": None}, "exactly-one", "spec.environment", ("exactly one of builtin, agent",)),
 ]
 
 
@@ -111,8 +111,7 @@ def test_broken_rules_come_before_what_is_not_supported_yet(bent: Bend) -> None:
     ("path", "value"),
     [
         ("queueName", "team-a"),
-        ("model.dtype", "bfloat16"),
-        ("generation.server.enabled", True),
+        ("data", {"jsonl": {"path": "/prompts.jsonl"}}),
     ],
 )
 def test_a_value_that_this_version_does_not_honour_is_refused_by_name(bent: Bend, path: str, value: Any) -> None:

@@ -32,6 +32,10 @@ CONFIGS: dict[str, tuple[Config, dict[str, Any]]] = {
         _decoder("llama", 16, 2048, 32, 8, 8192, 128256, head_dim=64, attention_bias=False, mlp_bias=False),
         _shape(16, 2048, 32, 8, 8192, 128256),
     ),
+    "mixtral": (
+        _decoder("mixtral", 32, 4096, 32, 8, 14336, 32000, num_local_experts=8, num_experts_per_tok=2),
+        _shape(32, 4096, 32, 8, 14336, 32000, experts=8, topK=2),
+    ),
     "qwen2": (_decoder("qwen2", 24, 896, 14, 2, 4864, 151936), _shape(24, 896, 14, 2, 4864, 151936)),
     "qwen3": (_decoder("qwen3", 28, 1024, 16, 8, 3072, 151936, head_dim=128), _shape(28, 1024, 16, 8, 3072, 151936)),
     "qwen3_moe": (

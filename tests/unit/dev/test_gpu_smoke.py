@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from dev import gpu_smoke
 
+from rljob_workload.megatron.errors import DeviceError
+
 
 def test_without_a_gpu_every_part_is_skipped_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -33,10 +35,23 @@ def test_a_failed_part_fails_the_whole_and_the_others_still_run(tmp_path: Path, 
     assert "boom" in rows[1]["note"]
 
 
+def test_what_this_release_refuses_is_skipped_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {"data": {"builtin": None, "jsonl": {"path": "/prompts.jsonl"}}}
+    monkeypatch.setattr("dev.gpu_smoke.PARTS", {"one": lambda: gpu_smoke._train_variant(changes)})
+    told = gpu_smoke.here("one")
+    assert told["state"] == "skipped"
+    assert "spec.data.jsonl.path: /prompts.jsonl is not supported yet by this version" in told["note"]
+
+
 @pytest.mark.parametrize("part", ["transformer engine", "dual mode"])
-def test_what_this_release_refuses_is_skipped_in_its_own_words(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_for_transformer_engine_are_skipped_where_it_is_absent(part: str) -> None:
+    assert gpu_smoke.here(part)["state"] == "skipped"
+
+
+@pytest.mark.parametrize("part", ["transformer engine", "dual mode"])
+def test_parts_for_transformer_engine_are_accepted_by_every_rule(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They reach the check of the device, which refuses a CPU."""
     monkeypatch.setattr("dev.gpu_smoke._installed", lambda package: True)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
-    told = gpu_smoke.here(part)
-    assert told["state"] == "skipped"
-    assert "spec.model.transformer: TransformerEngine is not supported yet by this version" in told["note"]
+    with pytest.raises(DeviceError, match=r"spec.trainer.gpusPerNode is above 0, and this rank sees no GPU"):
+        gpu_smoke.here(part)

@@ -290,6 +290,8 @@ class FakeRay:
         self.reports: dict[str, ProgressReport] = {}
         self.logged: dict[str, ProgressReport] = {}
         self.reachable = True
+        self.dashboard = True
+        """Whether Ray's own API answers; the driver's endpoint is another process."""
         self.swallow_answers = 0
         self.busy = 0
         self.saves: list[str] = []
@@ -297,7 +299,7 @@ class FakeRay:
 
     async def driver(self, job: Job) -> DriverAnswer:
         cluster, submission = job.cluster_name, job.submission_id
-        if not self.reachable or cluster not in self._cluster.clusters:
+        if not self.reachable or not self.dashboard or cluster not in self._cluster.clusters:
             return Unreachable("no route")
         return self.jobs.get((cluster, submission), DriverUnknown())
 

@@ -114,6 +114,13 @@ def test_a_loss_without_a_word_waits_a_moment_for_the_watch_to_tell_how() -> Non
     assert "OOMKilled" in apply(decide(early), early).last_failure.message  # type: ignore[union-attr]
 
 
+def test_a_pod_that_somebody_deleted_while_it_ran_has_no_more_to_tell() -> None:
+    gone = training(pods=(pod("worker"),), departed=(pod(deleting=True),), incomplete_since=at(59))
+    assert "the head pod copy-1-head is gone: it was deleted" in outcome(gone)[1]["ClusterReady"][2]
+    ending = training(pods=(pod(deleting=True), pod("worker")), incomplete_since=at(59))
+    assert apply(decide(ending), ending).last_failure is None, "how it ends may be told in a moment"
+
+
 @pytest.mark.parametrize(
     "left",
     [

@@ -92,6 +92,30 @@ async def test_a_busy_ray_is_asked_again_and_shown(operator: Operator, kube: Fak
     assert ray.submitted == ["copy-1"]
 
 
+async def test_a_dead_dashboard_does_not_hide_the_drivers_own_report(
+    operator: Operator, kube: FakeCluster, ray: FakeRay
+) -> None:
+    """Minutes of it, past every deadline between two steps; a restarted operator hears the driver too."""
+    await operator.until_training()
+    ray.dashboard = False
+    for step in range(10, 310, 10):
+        ray.reports["copy-1"] = report(step)
+        later(kube, 30)
+        await operator.step()
+        if step == 150:
+            operator.restart()
+        assert (state(kube), kube.status()["step"], kube.status()["attempt"]) == ("Running", step, 1)
+        assert kube.condition("DriverRunning")["reason"] == "Unreachable"
+    ray.dashboard = True
+    await operator.step()
+    assert kube.condition("DriverRunning")["reason"] == "Running"
+
+    ray.dashboard = False  # and a driver that stands still is overdue, whoever else is silent
+    later(kube, 301)
+    await operator.step()
+    assert kube.status()["lastFailure"]["reason"] == "StallDeadlineExceeded"
+
+
 async def test_an_operator_that_restarts_finds_the_attempt_again(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:
     await operator.until_training()
     ray.reports["copy-1"] = report(10)

@@ -83,7 +83,12 @@ def test_the_template_wins_where_an_image_may_need_it() -> None:
     theirs = {
         "securityContext": {"runAsUser": 7},
         "containers": [
-            {"name": "trainer", "imagePullPolicy": "Always", "env": [{"name": "OMP_NUM_THREADS", "value": "4"}]},
+            {
+                "name": "trainer",
+                "imagePullPolicy": "Always",
+                "env": [{"name": "OMP_NUM_THREADS", "value": "4"}],
+                "readinessProbe": {"exec": {"command": ["true"]}},
+            },
         ],
     }
     value = spec(trainer__template={"spec": theirs})
@@ -91,6 +96,7 @@ def test_the_template_wins_where_an_image_may_need_it() -> None:
     assert (head["securityContext"]["runAsUser"], head["securityContext"]["runAsGroup"]) == (7, 1000)
     assert head["containers"][0]["imagePullPolicy"] == "Always"
     assert {"name": "OMP_NUM_THREADS", "value": "4"} in head["containers"][0]["env"]
+    assert head["containers"][0]["readinessProbe"] == {"exec": {"command": ["true"]}}
 
 
 def test_only_workers_ask_for_gpus_and_every_pod_has_a_memory_limit() -> None:

@@ -100,7 +100,7 @@ def test_it_is_suspended_when_no_pod_is_left() -> None:
     assert plan.actions == ()
     assert plan.requeue_after is None
     assert conditions["Suspended"][:2] == ("True", "SuspendedByUser")
-    assert conditions["Suspended"][2].endswith("the next attempt goes on from step 50")
+    assert conditions["Suspended"][2].endswith("the next attempt goes on from step 50 or later")
     assert [event.reason for event in plan.events] == ["Suspended"]
 
 

@@ -352,7 +352,7 @@ async def test_an_answer_that_never_comes_is_retried_and_the_prompt_then_skipped
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = itertools.count()
-    monkeypatch.setattr(module._ActiveClock, "now", lambda self: float(next(seconds)))  # every look costs a second
+    monkeypatch.setattr(module.ActiveClock, "now", lambda self: float(next(seconds)))  # every look costs a second
     collector, rank = make(steps=4), FakeRank()
     rank.hold = lambda request: request.tag[0] == 0
     await collector.start([[rank]], 0)

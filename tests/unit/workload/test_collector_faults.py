@@ -12,8 +12,9 @@ from rljob_workload.algorithm.batch import DecodeSlice, Request
 from rljob_workload.core.collecting import CollectorState
 from rljob_workload.core.slices import SliceGoal
 from rljob_workload.runtime import scoring
-from rljob_workload.runtime.collector import Collector, cap_of
+from rljob_workload.runtime.collector import Collector
 from rljob_workload.runtime.errors import CollectorFailedError, HungError
+from rljob_workload.runtime.rollouts_of import cap_of
 from rljob_workload.runtime.scoring import EnvironmentHungError
 
 from .test_collector import FakeEnvironment, FakeRank, counts, make, soon, steps

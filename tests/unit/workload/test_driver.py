@@ -27,7 +27,6 @@ from rljob_workload.core.weight_digest import Staged, WeightDigest
 from rljob_workload.runtime import driver as driver_module
 from rljob_workload.runtime import saves as saves_module
 from rljob_workload.runtime.calls import Calls
-from rljob_workload.runtime.collector import Stepped
 from rljob_workload.runtime.control import Control
 from rljob_workload.runtime.driver import Driver
 from rljob_workload.runtime.errors import RunError
@@ -35,6 +34,7 @@ from rljob_workload.runtime.metrics import read_metrics
 from rljob_workload.runtime.progress import Progress
 from rljob_workload.runtime.rank import RankStep
 from rljob_workload.runtime.stop import StopSignal
+from rljob_workload.runtime.stretch import Stepped
 
 from .test_beginnings import attempt_in
 from .test_driver_surroundings import report

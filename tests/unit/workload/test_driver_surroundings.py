@@ -193,7 +193,9 @@ def test_a_metrics_line_divides_the_ranks_sums_by_the_steps_tokens() -> None:
     ]
     silent = TrainStats(99.0, 99.0, 99.0, 99.0, 0.7, speaks=False)
     suspends, wakes = [Passage("Train", s, 0.0, {}) for s in (0.2, 0.5, 0.3)], [Passage("Decode", 0.1, 0.0, {})] * 3
-    results = [RankStep(s, 0.0, suspend, wake) for s, suspend, wake in zip((*stats, silent), suspends, wakes, strict=True)]
+    peaks = [{"generate": 5, "train": 9}, {"generate": 7, "train": 8}, {"generate": 6, "save": 1}]
+    steps = zip((*stats, silent), suspends, wakes, peaks, strict=True)
+    results = [RankStep(s, 0.0, suspend, wake, memory=peak) for s, suspend, wake, peak in steps]
     phases = Phases({"generate": 1.0})
     line = metrics_line(7, 2, Clocks(12.3456, 20.0), info, results, {"trained": 8}, phases, Totals(consumed_samples=28))
     assert (line["loss"], line["entropy"], line["clipped"]) == (1.0, 4.0, 0.2)
@@ -202,6 +204,7 @@ def test_a_metrics_line_divides_the_ranks_sums_by_the_steps_tokens() -> None:
     assert line["train/gen_logprob_error"] == 4e-7
     assert (line["handover/suspend_seconds"], line["handover/wake_seconds"]) == (0.5, 0.1)
     assert line["engine/constructions"] == 1
+    assert line["memory/peak_bytes"] == {"generate": 7, "train": 9, "save": 1}
     json.dumps(line, allow_nan=False)
 
 

@@ -24,7 +24,7 @@ from rljob_workload.huggingface import tensors
 from rljob_workload.huggingface.architecture import architecture
 from rljob_workload.huggingface.errors import ExportError
 from rljob_workload.huggingface.export import RECORD, export
-from rljob_workload.huggingface.mapping import table
+from rljob_workload.huggingface.names import table
 
 SIZES = {"layers": 2, "hiddenSize": 8, "attentionHeads": 4, "queryGroups": 2, "ffnHiddenSize": 12, "vocabSize": 5}
 EXPERTS = {"experts": 3, "topK": 2}

@@ -6,13 +6,46 @@ tuples and numbers, so those two travel as tuples: a tenth of the time for packi
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+
+@functools.cache
+def _fields(kind: type) -> operator.attrgetter[tuple[Any, ...]]:
+    """What takes an object of this class apart, in the order in which it is made."""
+    return operator.attrgetter(*(field.name for field in dataclasses.fields(kind)))
+
+
 #: (index of the first answer token, policy version that sampled from there on), ascending.
 Versions = tuple[tuple[int, int], ...]
+
+
+#: First part of the tag of requests that came over HTTP; training prompts have their ordinals there.
+HTTP = -2
+
+#: [start, stop) of the tokens that the policy generated, ascending; empty: all of them.
+Spans = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one request is sampled, where that is not the job's own way."""
+
+    #: New tokens at most.
+    new_tokens: int
+    temperature: float = 1.0
+    #: Nucleus sampling; 1: off.
+    top_p: float = 1.0
+    greedy: bool = False
+    #: Texts that end an answer; their tokens are part of it.
+    stop: tuple[str, ...] = ()
+    #: The same seed and weights give the same answer; of several answers each has a seed of its own, counted from here.
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +57,23 @@ class Request:
     answers: int
     #: New tokens of each answer at most, where benchmarks and tests impose lengths; empty: the job's limit for all.
     limits: tuple[int, ...] = ()
+    #: None: as the job says.
+    sampling: Sampling | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One finished answer."""
+    """One finished answer; where an agent took several turns, everything from the first generated token to the last."""
 
     tag: tuple[int, int]
     tokens: tuple[int, ...]
+    #: Of the generated tokens, in order.
     logprobs: tuple[float, ...]
     versions: Versions
+    #: Which of the tokens were generated; the others came from an agent, between its turns.
+    spans: Spans = ()
+    #: What an agent made of the prompt; None: the data set's row as it is.
+    prompt: tuple[int, ...] | None = None
 
     @property
     def first_version(self) -> int:
@@ -55,7 +95,7 @@ class DecodeSlice:
     left: int
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _slice, (tuple((a.tag, a.tokens, a.logprobs, a.versions) for a in self.answers), self.left)
+        return _slice, (tuple(map(_fields(Answer), self.answers)), self.left)
 
 
 def _slice(answers: tuple[tuple[Any, ...], ...], left: int) -> DecodeSlice:
@@ -68,10 +108,13 @@ class TrainRow:
 
     tokens: tuple[int, ...]
     prompt_length: int
+    #: Of the generated tokens, in order.
     logprobs: tuple[float, ...]
     advantage: float
     #: Whether all of its tokens were sampled by the very weights that are trained now.
     current: bool = False
+    #: The generated tokens, counted from the row's first; empty: everything behind the prompt. The last one ends the row.
+    spans: Spans = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +136,7 @@ class TrainBatch:
         return max(len(row.tokens) for row in self.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        rows = tuple((r.tokens, r.prompt_length, r.logprobs, r.advantage, r.current) for r in self.rows)
-        return _batch, (self.step, self.ordinals, rows)
+        return _batch, (self.step, self.ordinals, tuple(map(_fields(TrainRow), self.rows)))
 
     def shard(self, rank: int, size: int) -> Sequence[TrainRow]:
         """The rows of one data-parallel rank. Strided, so that long and short groups spread evenly."""

@@ -7,11 +7,12 @@
                                     Draining               no new slice; the running ones end
                                         │  └─▶ (back, when what was there turned out to be too old)
                                      Paused ◀─▶ Saving     the engines belong to training, or to a checkpoint
-                                        └───────┴─▶ Collecting
+                                        └───────┼─▶ Collecting
+                                                └─▶ Validating ─▶ Draining     agents play greedy rollouts
     any ─▶ Failed
 
-What may be done follows from the state alone: a prompt is pulled in the first three only, and a snapshot is taken in the
-last two only. There is no flag beside it.
+What may be done follows from the state alone: a prompt is pulled in the first three only, and a snapshot is taken in
+Paused and Saving only. There is no flag beside it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class CollectorState(StrEnum):
     DRAINING = "Draining"
     PAUSED = "Paused"
     SAVING = "Saving"
+    #: Between two steps agents play validation rollouts: slices run, no prompt is pulled.
+    VALIDATING = "Validating"
     FAILED = "Failed"
 
 
@@ -46,6 +49,8 @@ _S = CollectorState
 
 #: States in which prompts are pulled and decode slices begun.
 OPEN = frozenset({_S.COLLECTING, _S.THROTTLED, _S.EXHAUSTED})
+#: States in which decode slices are begun; in the last of them only for requests over HTTP.
+SERVING = OPEN | {_S.VALIDATING}
 #: States between two steps: no slice runs, and a snapshot may be taken.
 STILL = frozenset({_S.PAUSED, _S.SAVING})
 
@@ -55,8 +60,9 @@ TRANSITIONS: dict[CollectorState, frozenset[CollectorState]] = {
     _S.THROTTLED: frozenset({_S.COLLECTING, _S.EXHAUSTED, _S.DRAINING, _S.FAILED}),
     _S.EXHAUSTED: frozenset({_S.COLLECTING, _S.THROTTLED, _S.DRAINING, _S.FAILED}),
     _S.DRAINING: frozenset({_S.PAUSED, _S.COLLECTING, _S.FAILED}),
-    _S.PAUSED: frozenset({_S.SAVING, _S.COLLECTING, _S.FAILED}),
-    _S.SAVING: frozenset({_S.COLLECTING, _S.FAILED}),
+    _S.PAUSED: frozenset({_S.SAVING, _S.VALIDATING, _S.COLLECTING, _S.FAILED}),
+    _S.SAVING: frozenset({_S.VALIDATING, _S.COLLECTING, _S.FAILED}),
+    _S.VALIDATING: frozenset({_S.DRAINING, _S.FAILED}),
     _S.FAILED: frozenset(),
 }
 

@@ -82,7 +82,7 @@ def step_info(groups: Sequence[FinishedGroup], version: int, filtered: Sequence[
         reward=sum(scored.reward for scored in judged) / len(judged),
         correct=sum(scored.correct for scored in judged) / len(judged),
         samples=len(trained),
-        answer_tokens=sum(len(scored.answer.tokens) for scored in trained),
+        answer_tokens=sum(len(scored.answer.logprobs) for scored in trained),
         spanning=sum(scored.answer.first_version != scored.answer.last_version for scored in trained),
         oldest_age=max(ages),
         mean_age=sum(ages) / len(ages),
@@ -96,17 +96,20 @@ def group_to_json(group: FinishedGroup) -> dict[str, Any]:
     return {
         "ordinal": group.ordinal,
         "attempt": group.answers[0].answer.tag[1],
-        "answers": [
-            {
-                "tokens": s.answer.tokens,
-                "logprobs": s.answer.logprobs,
-                "versions": s.answer.versions,
-                "reward": s.reward,
-                "correct": s.correct,
-            }
-            for s in group.answers
-        ],
+        "answers": [_scored_to_json(scored) for scored in group.answers],
     }
+
+
+def _scored_to_json(scored: Scored) -> dict[str, Any]:
+    answer = scored.answer
+    data: dict[str, Any] = {
+        "tokens": answer.tokens,
+        "logprobs": answer.logprobs,
+        "versions": answer.versions,
+        "reward": scored.reward,
+        "correct": scored.correct,
+    }
+    return data | ({} if answer.prompt is None else {"prompt": answer.prompt, "spans": answer.spans})
 
 
 def group_from_json(data: Mapping[str, Any]) -> FinishedGroup:
@@ -117,6 +120,8 @@ def group_from_json(data: Mapping[str, Any]) -> FinishedGroup:
         versions = tuple((int(index), int(version)) for index, version in saved["versions"])
         if not versions:
             raise ValueError("an answer without versions")
-        answer = Answer(tag, tuple(saved["tokens"]), tuple(saved["logprobs"]), versions)
+        spans = tuple((int(start), int(stop)) for start, stop in saved.get("spans", ()))
+        prompt = tuple(saved["prompt"]) if "prompt" in saved else None
+        answer = Answer(tag, tuple(saved["tokens"]), tuple(saved["logprobs"]), versions, spans, prompt)
         answers.append(Scored(answer, float(saved["reward"]), bool(saved["correct"])))
     return FinishedGroup.of(tag[0], answers)

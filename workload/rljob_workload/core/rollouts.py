@@ -190,6 +190,11 @@ class Rollouts:
         group = self._open.get(tag[0])
         return group is not None and group.attempt == tag[1]
 
+    def group_of(self, tag: tuple[int, int]) -> Group | None:
+        """The group of this try, while it is waited for."""
+        group = self._open.get(tag[0])
+        return group if group is not None and group.attempt == tag[1] else None
+
     def is_open(self, group: Group) -> bool:
         """Whether this very try is still waited for."""
         return self._open.get(group.ordinal) is group
@@ -285,18 +290,23 @@ class Rollouts:
         return group.first_version, not self.ledger.is_owed(group.ordinal), group.ordinal
 
     def _rows(self, group: FinishedGroup, share: float, version: int) -> list[TrainRow]:
-        prompt = self._source.row(group.ordinal).tokens
+        row = self._source.row(group.ordinal).tokens
         advantages = group_advantages([scored.reward for scored in group.answers])
-        return [
-            TrainRow(
-                prompt + scored.answer.tokens,
-                len(prompt),
-                scored.answer.logprobs,
-                advantage * share,
-                current=scored.answer.first_version == version,
+        rows = []
+        for scored, advantage in zip(group.answers, advantages, strict=True):
+            answer = scored.answer
+            prompt = row if answer.prompt is None else answer.prompt
+            rows.append(
+                TrainRow(
+                    prompt + answer.tokens,
+                    len(prompt),
+                    answer.logprobs,
+                    advantage * share,
+                    current=answer.first_version == version,
+                    spans=tuple((start + len(prompt), stop + len(prompt)) for start, stop in answer.spans),
+                )
             )
-            for scored, advantage in zip(group.answers, advantages, strict=True)
-        ]
+        return rows
 
     def _settle(self, version: int) -> None:
         """The version has moved on: what became too old in the buffer is answered again."""

@@ -16,13 +16,14 @@ class SliceGoal:
     #: Engine iterations at most: the time that a finished step may have to wait for another replica.
     iterations: int = 64
 
-    def reached(self, complete: int, left: int) -> bool:
+    def reached(self, complete: int, left: int, served: int = 0) -> bool:
         """Whether to return with so many complete groups, and so many answers left in the engine.
 
         A complete group makes room for another one. That is worth a return only where a slot waits for it: while the
-        engine has answers of its own in the queue, they take the freed slots.
+        engine has answers of its own in the queue, they take the freed slots. `served`: complete answers to requests that
+        came over HTTP; somebody waits for each of them.
         """
-        return not left or complete >= self.want or (complete > 0 and left < self.refill_below)
+        return not left or served > 0 or complete >= self.want or (complete > 0 and left < self.refill_below)
 
 
 def share_left(groups: int, replicas: int, load: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 PAD, BOS, EOS = 0, 1, 2
@@ -37,6 +37,10 @@ class DigitTokenizer:
                 break
             text += self._characters.get(int(token), "?")
         return text
+
+    def chat(self, messages: Iterable[Mapping[str, str]]) -> str:
+        """Messages as one text: their contents, one behind the other; the digits' alphabet has no marks for roles."""
+        return "".join(message["content"] for message in messages)
 
     # ---- what Megatron's controller calls ---------------------------------------------------
 

@@ -9,15 +9,21 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from rljob_api.layout import stage_patterns
+from rljob_api.model_details import SEEDED, Details
 from rljob_api.spec import Shape
-from rljob_workload.core.store.facts import LENGTH, SHAPE
+from rljob_workload.core.store.facts import LENGTH, SHAPE, details_in
 from rljob_workload.core.store.manifest import Facts
 from rljob_workload.huggingface.errors import ExportError
-from rljob_workload.megatron.conventions import NORM_EPSILON, ROTARY_BASE
 
-Family = Literal["llama", "mixtral"]
+Family = Literal["llama", "mixtral", "qwen2", "qwen3", "qwen3_moe"]
 #: As transformers calls their classes.
-_CLASSES: dict[Family, str] = {"llama": "LlamaForCausalLM", "mixtral": "MixtralForCausalLM"}
+_CLASSES: dict[Family, str] = {
+    "llama": "LlamaForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,7 @@ class Architecture:
     shape: Shape
     #: Tokens that positions were trained for.
     max_length: int
+    details: Details = SEEDED
 
     @property
     def groups(self) -> int:
@@ -37,13 +44,17 @@ class Architecture:
     @property
     def head_size(self) -> int:
         """Width of one attention head."""
-        return self.shape.hidden_size // self.shape.attention_heads
+        return self.details.head_size or self.shape.hidden_size // self.shape.attention_heads
 
 
 def architecture(facts: Facts, max_length: int | None = None) -> Architecture:
     """The architecture of a checkpoint with these facts. `max_length` replaces what the facts say. Raises ExportError."""
     shape = _shape(facts)
-    family: Family = "mixtral" if shape.experts else "llama"
+    try:
+        details = details_in(facts)
+    except ValueError as err:
+        raise ExportError(f"the checkpoint's details of the model: {err}") from None
+    family = family_of(shape, details)
     pattern = shape.hybrid_pattern
     if pattern is not None:
         block = stage_patterns(Shape(**{**shape.model_dump(), "layers": 1, "hybrid_pattern": None}), 1)[0]
@@ -64,7 +75,16 @@ def architecture(facts: Facts, max_length: int | None = None) -> Architecture:
         raise ExportError(
             f"the checkpoint does not say how long sequences may be ({LENGTH}; an older release wrote it); give --max-length"
         )
-    return Architecture(family, shape, length)
+    return Architecture(family, shape, length, details)
+
+
+def family_of(shape: Shape, details: Details) -> Family:
+    """The Hugging Face architecture with these layers."""
+    if shape.experts:
+        return "qwen3_moe" if details.query_norm else "mixtral"
+    if details.query_norm:
+        return "qwen3"
+    return "qwen2" if details.qkv_bias else "llama"
 
 
 def _shape(facts: Facts) -> Shape:
@@ -80,8 +100,17 @@ def _shape(facts: Facts) -> Shape:
 
 def config(of: Architecture, *, dtype: str, special: Mapping[str, int | None]) -> dict[str, Any]:
     """config.json. `special`: ids of the tokens pad_token_id, bos_token_id, eos_token_id, as far as the task has them."""
-    shape = of.shape
-    told: dict[str, Any] = {
+    shape, details = of.shape, of.details
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": details.rotary_base}
+    if (scaling := details.rope_scaling) is not None:
+        rope |= {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low,
+            "high_freq_factor": scaling.high,
+            "original_max_position_embeddings": scaling.original,
+        }
+    return {
         "architectures": [_CLASSES[of.family]],
         "model_type": of.family,
         "hidden_size": shape.hidden_size,
@@ -93,21 +122,33 @@ def config(of: Architecture, *, dtype: str, special: Mapping[str, int | None]) -
         "vocab_size": shape.vocab_size,
         "max_position_embeddings": of.max_length,
         "hidden_act": "silu",
-        "rms_norm_eps": NORM_EPSILON,
-        "rope_theta": float(ROTARY_BASE),
-        # As transformers has written it since version 5; others read the line above.
-        "rope_parameters": {"rope_type": "default", "rope_theta": float(ROTARY_BASE)},
+        "rms_norm_eps": details.norm_epsilon,
+        "rope_parameters": rope,
+        # As transformers wrote it up to version 4.
+        "rope_theta": details.rotary_base,
+        **({"rope_scaling": rope} if scaling is not None else {}),
         "attention_dropout": 0.0,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": details.tied,
         "torch_dtype": dtype,
         "use_cache": True,
         **special,
+        **_own(of),
     }
-    if of.family == "llama":
-        return told | {"attention_bias": False, "mlp_bias": False}
-    return told | {
-        "num_local_experts": shape.experts,
-        "num_experts_per_tok": shape.top_k or min(2, shape.experts or 0),
-        "router_aux_loss_coef": 0.0,
-        "sliding_window": None,
-    }
+
+
+def _own(of: Architecture) -> dict[str, Any]:
+    """What only this family's file has."""
+    shape = of.shape
+    chosen = {"num_experts_per_tok": shape.top_k or min(2, shape.experts or 0), "router_aux_loss_coef": 0.0}
+    match of.family:
+        case "llama":
+            return {"attention_bias": False, "mlp_bias": False}
+        case "qwen2":
+            return {"use_sliding_window": False}
+        case "qwen3":
+            return {"attention_bias": False, "use_sliding_window": False}
+        case "mixtral":
+            return {"num_local_experts": shape.experts, **chosen, "sliding_window": None}
+        case "qwen3_moe":
+            experts = {"num_experts": shape.experts, "moe_intermediate_size": shape.ffn_hidden_size, **chosen}
+            return {**experts, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "attention_bias": False}

@@ -26,7 +26,8 @@ from rljob_workload.data.builtin import BUILTIN_TASKS, load_builtin
 from rljob_workload.huggingface import card, tensors
 from rljob_workload.huggingface.architecture import Architecture, architecture, config
 from rljob_workload.huggingface.errors import ExportError
-from rljob_workload.huggingface.mapping import Entry, pack, table, unpack
+from rljob_workload.huggingface.mapping import pack, unpack
+from rljob_workload.huggingface.names import Entry, table
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 #: Bytes of one weights file, about: so much memory an export takes, twice.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import mmap
 import os
 import struct
@@ -20,10 +19,11 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from rljob_workload.huggingface.errors import ExportError
+from rljob_workload.huggingface.headers import Slot, read_headers
 
 #: Prefixes of the model's tensors; the optimizer's stand beside them.
 _MODEL = ("embedding.", "decoder.", "output_layer.")
-_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
+_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 _ALIGNMENT = 8
 
@@ -81,17 +81,20 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of such a file, mapped into memory (a private copy is made of what is changed)."""
+    """The tensors of a file, mapped into memory (a private copy is made of what is changed). Raises FormatError, OSError."""
+    slots = read_headers(path)
+    if not any(slot.count for slot in slots.values()):
+        return {name: torch.empty(slot.shape, dtype=_TYPES[slot.dtype]) for name, slot in slots.items()}
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    (length,) = struct.unpack_from("<Q", mapped)
-    header = json.loads(mapped[8 : 8 + length])
-    header.pop("__metadata__", None)
-    tensors = {}
-    for name, told in header.items():
-        dtype, begin, count = _TYPES[told["dtype"]], 8 + length + told["data_offsets"][0], math.prod(told["shape"])
-        tensors[name] = torch.frombuffer(mapped, dtype=dtype, count=count, offset=begin).view(told["shape"])
-    return tensors
+    return {name: _view(mapped, slot) for name, slot in slots.items()}
+
+
+def _view(mapped: mmap.mmap, slot: Slot) -> Tensor:
+    dtype = _TYPES[slot.dtype]
+    if not slot.count:
+        return torch.empty(slot.shape, dtype=dtype)
+    return torch.frombuffer(mapped, dtype=dtype, count=slot.count, offset=slot.begin).view(slot.shape)
 
 
 def digest(path: Path) -> str:

@@ -75,6 +75,25 @@ def prepare_attention() -> None:
         offload.install()
 
 
+def require(transformer: str, *, gpus: bool, inference_optimized: bool) -> None:
+    """This process has what the job's layers need; the rules have asked the spec for it. Raises DeviceError."""
+    if gpus and kind() == "cpu":
+        built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+        raise DeviceError(
+            f"spec.trainer.gpusPerNode is above 0, and this rank sees no GPU (torch {torch.__version__}, built {built}); use a "
+            "node with GPUs and an image whose torch can use them, or set it to 0"
+        )
+    if kind() == "cuda" and local_rank() >= torch.cuda.device_count():
+        raise DeviceError(f"this rank is number {local_rank()} of its node, which shows it {torch.cuda.device_count()} GPUs")
+    if transformer == "Local":
+        return
+    what = "spec.generation.inferenceOptimized true" if inference_optimized else "spec.model.transformer TransformerEngine"
+    if kind() == "cpu":
+        raise DeviceError(f"{what} needs a GPU, and this rank sees none; set spec.trainer.gpusPerNode, or Local would do")
+    if importlib.util.find_spec("transformer_engine") is None:
+        raise DeviceError(f"{what} needs Transformer Engine, which is not installed here (extra `gpu`); Local would do")
+
+
 def settle() -> None:
     """Call once per process, when what lives as long as it does has been built.
 

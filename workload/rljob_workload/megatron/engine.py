@@ -13,10 +13,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rljob_workload.algorithm.batch import Answer, Request
+from rljob_workload.algorithm.batch import Answer, Request, Sampling
+from rljob_workload.megatron.cache import build_context
 from rljob_workload.megatron.errors import EngineError, EngineStepError, NonFiniteError, reason_of
 from rljob_workload.megatron.lockstep import Lockstep
 from rljob_workload.megatron.policy import Policy
+from rljob_workload.megatron.seeds import SeededSampling
 from rljob_workload.megatron.settings import EngineSettings
 
 #: Tag of requests whose answers are not for training.
@@ -63,7 +65,8 @@ class ResidentEngine:
         self._steps = 0
         self._next_id = 0
         self._in_flight: dict[int, _InFlight] = {}
-        context = DynamicInferenceContext(
+        context = build_context(
+            policy.model,
             policy.config,
             InferenceConfig(
                 buffer_size_gb=settings.kv_bytes / 2**30,
@@ -78,12 +81,15 @@ class ResidentEngine:
             ),
         )
         _check_room(settings, context.block_size_bytes)
+        #: Bytes of the key/value cache, and of one of its blocks.
+        self.cache_bytes, self.block_bytes = int(context.memory_buffer.nbytes), int(context.block_size_bytes)
         controller = TextGenerationController(GPTInferenceWrapper(policy.model, context), tokenizer)
         self._engine = DynamicInferenceEngine(controller, context)
         # Answers are used as token ids; decoding each of them to text inside the engine is wasted time.
         controller.detokenize = lambda *_, **__: ""
         self._sampled = _sampling_params(settings, greedy=False)
         self._greedy = _sampling_params(settings, greedy=True)
+        self._seeds = SeededSampling.of(controller)
         self._lockstep = Lockstep.join(policy.settings.layout, rank=policy.rank, speaks=policy.speaks)
         _constructions += 1
 
@@ -124,11 +130,25 @@ class ResidentEngine:
         for request in own:
             self._check_length(request)
             prompt = list(request.tokens)
-            for limit in request.limits or (None,) * request.answers:
+            wanted = params if request.sampling is None else self._own_params(request.sampling)
+            for place, limit in enumerate(request.limits or (None,) * request.answers):
                 self._next_id += 1
                 self._in_flight[self._next_id] = _InFlight(request.tag, [(0, self._version)])
-                self._engine.add_request(self._next_id, prompt, params if limit is None else _limited(params, limit))
+                if request.sampling is not None and request.sampling.seed is not None:
+                    self._seeds.add(self._next_id, request.sampling.seed + place)
+                self._engine.add_request(self._next_id, prompt, wanted if limit is None else _limited(wanted, limit))
         return own
+
+    def _own_params(self, sampling: Sampling) -> Any:
+        """Megatron's form of a request's own sampling. Tokens of stop texts stay, so that each token has its log-prob."""
+        params = _copied(self._sampled)
+        params.num_tokens_to_generate = sampling.new_tokens
+        params.temperature = 1.0 if sampling.greedy else sampling.temperature
+        params.top_k = 1 if sampling.greedy else 0
+        params.top_p = 0.0 if sampling.greedy or sampling.top_p == 1.0 else sampling.top_p
+        params.stop_words = list(sampling.stop) or None
+        params.detokenize_stop_sequence = True
+        return params
 
     def agree(self, *counts: int) -> list[int]:
         """Sums of the counts over the copies of the model that generate together. Call before each step, on all of them."""
@@ -171,6 +191,7 @@ class ResidentEngine:
     def _answer(self, record: Any) -> Answer:
         request = record.requests[0] if len(record.requests) == 1 else record.merge()
         flight = self._in_flight.pop(request.request_id)
+        self._seeds.forget(request.request_id)
         return Answer(
             tag=flight.tag,
             tokens=tuple(request.generated_tokens),
@@ -182,6 +203,7 @@ class ResidentEngine:
         if request.limits and (len(request.limits) != request.answers or min(request.limits) < 1):
             raise EngineError(f"prompt {request.tag[0]} wants {request.answers} answers of {request.limits} tokens")
         new = max(request.limits, default=self._settings.new_tokens)
+        new = new if request.sampling is None else request.sampling.new_tokens
         if len(request.tokens) + new > self._settings.max_sequence_length:
             raise EngineError(
                 f"prompt {request.tag[0]} has {len(request.tokens)} tokens; with {new} new ones it "

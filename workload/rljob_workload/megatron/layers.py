@@ -1,4 +1,9 @@
-"""The layer specification of the local (no Transformer Engine) stack."""
+"""The layers that a model is made of: Megatron's local ones, Transformer Engine's, or the inference-optimized ones.
+
+The inference-optimized layers are subclasses of Transformer Engine's, over the same parameters: a module in training mode
+computes by its parent, one in inference mode by its own kernels. The hand-over switches the mode (`Policy.enter_train`,
+`enter_generate`), so one model does both.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,17 @@ from functools import partial
 from typing import Any
 
 import torch
+
+from rljob_workload.megatron.settings import ModelSettings
+
+
+def stack_spec(settings: ModelSettings) -> Any:
+    """The HybridModel stack that a job asked for."""
+    if settings.transformer == "Local":
+        return local_stack_spec(settings.shape.experts, query_norm=settings.details.query_norm)
+    import megatron.core.models.hybrid.hybrid_layer_specs as specs
+
+    return specs.hybrid_inference_stack_spec if settings.inference_optimized else specs.hybrid_stack_spec
 
 
 def local_norm(config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> torch.nn.Module:
@@ -18,8 +34,11 @@ def local_norm(config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> to
     return norm
 
 
-def local_stack_spec(experts: int | None = None) -> Any:
-    """A HybridModel stack of attention, feed-forward and, where there are `experts`, expert layers: Megatron's own parts."""
+def local_stack_spec(experts: int | None = None, *, query_norm: bool = False) -> Any:
+    """A HybridModel stack of attention, feed-forward and, where there are `experts`, expert layers: Megatron's own parts.
+
+    `query_norm`: queries and keys have a norm of their own.
+    """
     from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
     from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
     from megatron.core.ssm.mlp_layer import MLPLayer
@@ -35,7 +54,11 @@ def local_stack_spec(experts: int | None = None) -> Any:
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnParallelLinear, core_attention=DotProductAttention, linear_proj=RowParallelLinear
+            linear_qkv=ColumnParallelLinear,
+            core_attention=DotProductAttention,
+            linear_proj=RowParallelLinear,
+            q_layernorm=local_norm if query_norm else None,
+            k_layernorm=local_norm if query_norm else None,
         ),
     )
     mlp = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
@@ -68,8 +91,9 @@ def _expert_layer(experts: int) -> Any:
     return ModuleSpec(module=MoETransformerLayer, submodules=parts)
 
 
-def use_local_final_norm() -> None:
-    """HybridStack's last norm is hard-coded to Transformer Engine's."""
+def use_final_norm(transformer: str) -> None:
+    """HybridStack's last norm is hard-coded to Transformer Engine's; local layers get the local one. For models built next."""
     import megatron.core.models.hybrid.hybrid_block as hybrid_block
+    from megatron.core.extensions.transformer_engine import TENorm
 
-    hybrid_block.TENorm = local_norm
+    hybrid_block.TENorm = local_norm if transformer == "Local" else TENorm

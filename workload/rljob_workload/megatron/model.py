@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rljob_workload.huggingface import pretrained
+from rljob_workload.huggingface.weights import PretrainedWeights
 from rljob_workload.megatron import device, layers
-from rljob_workload.megatron.conventions import NORM_EPSILON, ROTARY_BASE
-from rljob_workload.megatron.initial import draw_weights
+from rljob_workload.megatron.initial import draw_weights, take_weights
 from rljob_workload.megatron.settings import ModelSettings
 
 #: The logit of rows that only pad the vocabulary: no probability, and finite, so that no loss or entropy becomes NaN.
@@ -21,23 +22,28 @@ def transformer_config(settings: ModelSettings) -> Any:
     """Megatron's configuration of the whole model, the same on every rank."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    shape, layout = settings.shape, settings.layout
+    shape, layout, details = settings.shape, settings.layout, settings.details
     return TransformerConfig(
         num_layers=len(settings.pattern.replace("|", "")),  # a hybrid model counts attention and feed-forward separately
         hidden_size=shape.hidden_size,
         num_attention_heads=shape.attention_heads,
         num_query_groups=shape.query_groups,
         ffn_hidden_size=shape.ffn_hidden_size,
+        kv_channels=details.head_size,
+        add_qkv_bias=details.qkv_bias,
+        qk_layernorm=details.query_norm,
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
         expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=layout.expert_tensor,
         sequence_parallel=settings.sequence,
-        pipeline_dtype=torch.float32,
-        params_dtype=torch.float32,
+        pipeline_dtype=settings.dtype,
+        params_dtype=settings.dtype,
+        bf16=settings.dtype is torch.bfloat16,
+        transformer_impl=_implementation(settings),
         use_cpu_initialization=device.kind() == "cpu",
         normalization="RMSNorm",
-        layernorm_epsilon=NORM_EPSILON,
+        layernorm_epsilon=details.norm_epsilon,
         add_bias_linear=False,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
@@ -52,6 +58,13 @@ def transformer_config(settings: ModelSettings) -> Any:
         is_hybrid_model=True,
         **_experts(settings),
     )
+
+
+def _implementation(settings: ModelSettings) -> str:
+    """Megatron's word for the layers' implementation."""
+    if settings.inference_optimized:
+        return "inference_optimized"
+    return "transformer_engine" if settings.transformer == "TransformerEngine" else "local"
 
 
 def _experts(settings: ModelSettings) -> dict[str, Any]:
@@ -69,7 +82,8 @@ def _experts(settings: ModelSettings) -> dict[str, Any]:
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
         "moe_token_dispatcher_type": "alltoall",
-        "moe_grouped_gemm": False,
+        # One product over all experts is a kernel of Transformer Engine's; the local ones run one after the other.
+        "moe_grouped_gemm": settings.transformer == "TransformerEngine",
         # The default exchanges tokens over memory that the GPUs of a node share.
         "inference_moe_token_dispatcher_type": "nccl",
     }
@@ -80,23 +94,44 @@ def build_model(settings: ModelSettings, config: Any) -> Any:
     from megatron.core import parallel_state
     from megatron.core.models.hybrid.hybrid_model import HybridModel
 
-    layers.use_local_final_norm()
+    layers.use_final_norm(settings.transformer)
     model = HybridModel(
         config=config,
-        hybrid_stack_spec=layers.local_stack_spec(settings.shape.experts),
+        hybrid_stack_spec=layers.stack_spec(settings),
         hybrid_layer_pattern=settings.pattern,
         vocab_size=settings.padded_vocabulary,
         max_sequence_length=settings.max_sequence_length,
         position_embedding_type="rope",
-        rotary_base=ROTARY_BASE,
-        share_embeddings_and_output_weights=True,
+        rotary_base=settings.details.rotary_base,
+        share_embeddings_and_output_weights=settings.details.tied,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
     )
-    draw_weights(model, seed=settings.seed, vocabulary=settings.shape.vocab_size)
+    _stretch_positions(settings, model)
+    if settings.dtype is not torch.float32:
+        model.to(settings.dtype)  # torch's norms are float32 whatever the configuration says
+    if settings.pretrained is None:
+        draw_weights(model, seed=settings.seed, vocabulary=settings.shape.vocab_size)
+    else:
+        of = pretrained.architecture_of(pretrained.describe(settings.pretrained))
+        take_weights(model, PretrainedWeights(of, pretrained.find_weights(settings.pretrained, of)))
     if model.post_process and settings.padded_vocabulary > settings.shape.vocab_size:
         model.output_layer.register_forward_hook(_NoPadding(settings.shape.vocab_size))
     return model
+
+
+def _stretch_positions(settings: ModelSettings, model: Any) -> None:
+    """HybridModel does not pass the scaling of rotary positions on to its embedding, which knows it."""
+    scaling = settings.details.rope_scaling
+    if scaling is not None:
+        rotary = model.rotary_pos_emb
+        rotary.inv_freq = rotary._apply_scaling(
+            rotary.inv_freq,
+            factor=scaling.factor,
+            low_freq_factor=scaling.low,
+            high_freq_factor=scaling.high,
+            original_max_position_embeddings=scaling.original,
+        )
 
 
 def parameter_buffers(ddp: Any) -> Iterator[Any]:

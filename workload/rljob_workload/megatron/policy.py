@@ -25,6 +25,7 @@ from rljob_workload.megatron.shim import optimizer as optimizer_fixes
 def init_process_groups(settings: ModelSettings, *, rank: int, world: int, address: str, timeout: float) -> None:
     """Join the ranks and build Megatron's process groups."""
     device.prepare()
+    device.require(settings.transformer, gpus=settings.gpus, inference_optimized=settings.inference_optimized)
     from megatron.core import parallel_state, tensor_parallel
 
     device.prepare_attention()
@@ -43,14 +44,6 @@ def init_process_groups(settings: ModelSettings, *, rank: int, world: int, addre
         expert_tensor_parallel_size=layout.expert_tensor,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(settings.seed + 1, force_reset_rng=True)
-
-
-def destroy_process_groups() -> None:
-    """Leave the ranks (tests build several policies in one process)."""
-    from megatron.core import parallel_state
-
-    parallel_state.destroy_model_parallel()
-    dist.destroy_process_group()
 
 
 class Policy:
@@ -257,8 +250,12 @@ class _Tensors:
             pad = length - len(row.tokens)
             before = row.prompt_length - 1
             tokens.append(row.tokens + (0,) * pad)
-            behaviour.append((0.0,) * before + row.logprobs + (0.0,) * pad)
-            mask.append((0.0,) * before + (1.0,) * len(row.logprobs) + (0.0,) * pad)
+            if row.spans:
+                behaviour.append(_spread(row, row.logprobs, length))
+                mask.append(_spread(row, (1.0,) * len(row.logprobs), length))
+            else:
+                behaviour.append((0.0,) * before + row.logprobs + (0.0,) * pad)
+                mask.append((0.0,) * before + (1.0,) * len(row.logprobs) + (0.0,) * pad)
         return cls(
             tokens=torch.tensor(tokens, device=where),
             behaviour=torch.tensor(behaviour, device=where),
@@ -284,6 +281,16 @@ class _Tensors:
         return _Tensors(self.tokens[part], self.behaviour[part], self.mask[part], self.advantages[part], self.current[part])
 
 
+def _spread(row: TrainRow, values: Sequence[float], length: int) -> tuple[float, ...]:
+    """Values of the generated tokens at the places that predict them [length - 1]; zeros elsewhere."""
+    spread = [0.0] * (length - 1)
+    taken = 0
+    for start, stop in row.spans:
+        spread[start - 1 : stop - 1] = values[taken : taken + stop - start]
+        taken += stop - start
+    return tuple(spread)
+
+
 def _finite(value: float) -> bool:
     return value == value and abs(value) != float("inf")
 
@@ -307,7 +314,8 @@ def _build_training(settings: ModelSettings, config: Any, model: Any) -> tuple[A
             adam_beta2=0.95,
             weight_decay=0.0,
             clip_grad=1.0,
-            params_dtype=torch.float32,
+            bf16=settings.dtype is torch.bfloat16,
+            params_dtype=settings.dtype,
             use_distributed_optimizer=True,
         ),
         [ddp],

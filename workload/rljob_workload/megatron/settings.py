@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+import torch
 
 from rljob_api.base import quantity
 from rljob_api.layout import Layout, layout_of, padded_vocabulary, shape_of, stage_patterns
+from rljob_api.model_details import SEEDED, Details
 from rljob_api.spec import RLJobSpec, Shape
 from rljob_workload.algorithm.grpo import LossSettings
 from rljob_workload.data.builtin import TaskData
+from rljob_workload.huggingface import pretrained
 from rljob_workload.megatron import device
 
 #: Tokens in one block of the paged key/value cache at most, on a CPU: larger ones waste reads on short answers, smaller ones
@@ -16,6 +21,7 @@ from rljob_workload.megatron import device
 BLOCK_TOKENS = 64
 #: flash-attn reads paged caches in blocks of this many tokens (and multiples).
 FLASH_BLOCK_TOKENS = 256
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 #: What sequence lengths are rounded up to.
 _ROUND = 16
 
@@ -34,6 +40,17 @@ class ModelSettings:
     loss: LossSettings
     #: Layers that can be captured as CUDA graphs; no spec field sets it yet (`dev.gpu_smoke` does).
     cuda_graphs: bool = False
+    details: Details = SEEDED
+    #: Type of the parameters in the forward pass; the optimizer keeps float32 ones beside others.
+    dtype: torch.dtype = torch.float32
+    #: Whose layers: Megatron's own, or Transformer Engine's.
+    transformer: Literal["Local", "TransformerEngine"] = "Local"
+    #: Layers of Transformer Engine that generate by kernels of their own (dual mode).
+    inference_optimized: bool = False
+    #: Whether the spec gives each rank a GPU.
+    gpus: bool = False
+    #: The job whose pretrained weights are the first ones; None: they are drawn from the seed.
+    pretrained: RLJobSpec | None = None
 
     @property
     def pattern(self) -> str:
@@ -74,11 +91,19 @@ class EngineSettings:
     cuda_graphs: int | None = None
 
 
-def model_settings(spec: RLJobSpec) -> ModelSettings:
-    """Model settings of a validated spec."""
-    shape, grpo = shape_of(spec.model), spec.algorithm.grpo
-    if shape is None:
-        raise ValueError("spec.model names no sizes: this version builds presets and spec.model.shape only")
+def model_settings(spec: RLJobSpec, *, fresh: bool = True) -> ModelSettings:
+    """Model settings of a validated spec. `fresh` False: a checkpoint follows, so no pretrained weights are read.
+
+    Raises PretrainedError.
+    """
+    grpo, details = spec.algorithm.grpo, SEEDED
+    if spec.model.hugging_face is None:
+        shape = shape_of(spec.model)
+        if shape is None:
+            raise ValueError("spec.model names no sizes; a rule refuses that")
+    else:
+        facts = pretrained.describe(spec)
+        shape, details = facts.shape, facts.details
     return ModelSettings(
         shape=shape,
         layout=layout_of(spec),
@@ -93,6 +118,12 @@ def model_settings(spec: RLJobSpec) -> ModelSettings:
             entropy_coefficient=float(grpo.entropy_coefficient),
             temperature=float(spec.generation.temperature),
         ),
+        details=details,
+        dtype=_DTYPES[spec.model.dtype],
+        transformer=spec.model.transformer,
+        inference_optimized=spec.generation.inference_optimized,
+        gpus=spec.trainer.gpus_per_node > 0,
+        pretrained=spec if fresh and spec.model.hugging_face is not None else None,
     )
 
 

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from rljob_workload.core.weight_digest import WEIGHTS, Staged, WeightDigest
 from rljob_workload.megatron.errors import WeightsError, reason_of
 from rljob_workload.megatron.policy import Policy
+from rljob_workload.megatron.shim import optimizer as fixes
 from rljob_workload.megatron.staging import StagedSave, live_digest, model_shards
 
 #: float32 weights and Adam's two moments.
@@ -51,6 +52,7 @@ class Saver:
         """
         policy = self._policy
         policy.check_usable()
+        fixes.prepare_for_save(policy.optimizer)
         if self._pending is not None:
             raise WeightsError(f"the save into {self._pending[0]} has not been ended")
         try:
@@ -120,8 +122,6 @@ def verify(directory: Path, digests: Mapping[str, str], part: int, parts: int) -
 def load(policy: Policy, sampler: torch.Generator | None, directory: Path) -> WeightDigest:
     """Read this rank's part. Collective. Returns the digest of the parameters that this rank speaks for, as they are now."""
     from megatron.core import dist_checkpointing
-
-    from rljob_workload.megatron.shim import optimizer as fixes
 
     fixes.prepare_for_load(policy.optimizer)
     try:

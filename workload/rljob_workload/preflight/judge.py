@@ -9,9 +9,10 @@ from typing import Any
 
 from rljob_api.findings import errors
 from rljob_api.model_config import MAX_BYTES as MAX_CONFIG_BYTES
-from rljob_api.model_config import ModelConfigError, check_model, read_config
+from rljob_api.model_config import ModelFacts, check_model, read_config
+from rljob_api.model_details import ModelConfigError
 from rljob_api.preflight import Chosen, Outcome, PassedOver, PreflightReport
-from rljob_api.spec import CheckpointSource, RLJobSpec, Shape
+from rljob_api.spec import CheckpointSource, RLJobSpec
 from rljob_workload.core.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -107,10 +108,10 @@ def checkpoint_path(chosen: Chosen, order: Order) -> Path:
 def _admitted(order: Order) -> PreflightReport:
     run = RunDirectory(order.directory)
     run.create()
-    shape = _model_shape(order.spec)
+    model = _model(order.spec)
     for _ in range(_TRIES):
         found = _find(order, run)
-        reshard = _compared(order, found, shape)
+        reshard = _compared(order, found, model)
         entry = run.take_token(order.owner, found.name, found.source, order.now)
         if found.name is None or run.still_there(found.name):
             return fitted(_accepted(order, found, entry.token, reshard=reshard), passed_over=found.passed_over)
@@ -215,8 +216,8 @@ def _inside(root: Path, path: str) -> None:
 # ---- comparing -------------------------------------------------------------------------------
 
 
-def _model_shape(spec: RLJobSpec) -> Shape | None:
-    """The sizes in the model's config.json, if that is mounted here. Raises Incompatible where it contradicts the spec."""
+def _model(spec: RLJobSpec) -> ModelFacts | None:
+    """What the model's config.json says, if that is mounted here. Raises Incompatible where it contradicts the spec."""
     if spec.model.hugging_face is None:
         return None
     path = Path(spec.model.hugging_face.path) / "config.json"
@@ -230,14 +231,14 @@ def _model_shape(spec: RLJobSpec) -> Shape | None:
     if wrong := errors(check_model(spec, facts)):
         lines = [f"{finding.path}: {finding.message}" for finding in wrong]
         raise _RefusedError("Incompatible", f"the model in {path.parent} does not fit the spec", differs=lines)
-    return facts.shape
+    return facts
 
 
-def _compared(order: Order, found: _Found, shape: Shape | None) -> bool:
+def _compared(order: Order, found: _Found, model: ModelFacts | None) -> bool:
     """Whether it is loaded in another layout. Raises Incompatible."""
     if found.checkpoint is None or found.checkpoint.manifest is None:
         return False
-    result = compare(found.checkpoint.manifest.facts, order.spec, found.checkpoint.step, shape)
+    result = compare(found.checkpoint.manifest.facts, order.spec, found.checkpoint.step, model)
     if result.differs:
         message = f"{found.name or found.source} does not fit the spec: {result.differs[0]}"
         raise _RefusedError("Incompatible", message, found.passed_over, result.differs)

@@ -13,9 +13,11 @@ from rljob_api.exitcodes import ExitCode
 from rljob_workload.core.handover import HandoverError, HandoverTimeoutError
 from rljob_workload.core.source import SourceError
 from rljob_workload.megatron.errors import DeviceError, EngineError, EngineStepError, NonFiniteError, WeightsError
+from rljob_workload.runtime.agent import AgentError
 from rljob_workload.runtime.errors import CollectorFailedError, HungError, RunError, cause_line, plain
 from rljob_workload.runtime.launch import Actors
 from rljob_workload.runtime.whereabouts import whereabouts
+from rljob_workload.server.errors import ServerError
 
 log = logging.getLogger("rljob.driver")
 
@@ -29,6 +31,8 @@ _TYPED: dict[type[BaseException], ExitCode] = {
     SourceError: ExitCode.BAD_DATA,
     WeightsError: ExitCode.SAVE_FAILED,
     DeviceError: ExitCode.ENVIRONMENT_MISSING,
+    ServerError: ExitCode.ENVIRONMENT_MISSING,
+    AgentError: ExitCode.AGENT_FAILED,
     HandoverTimeoutError: ExitCode.HANDOVER_TIMEOUT,
     HungError: ExitCode.HUNG,
 }

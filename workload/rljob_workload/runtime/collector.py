@@ -9,35 +9,41 @@ answered whatever else goes on (see `monitor`).
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rljob_api.layout import layout_of
 from rljob_api.spec import RLJobSpec
 from rljob_workload.algorithm.batch import TrainBatch
-from rljob_workload.core.cap import Cap, in_flight_cap
-from rljob_workload.core.collecting import OPEN, STILL, CollectorMachine, CollectorState, Transition
+from rljob_workload.core.collecting import OPEN, SERVING, STILL, CollectorMachine, CollectorState, Transition
 from rljob_workload.core.groups import Group
-from rljob_workload.core.ledger import SkipCause
-from rljob_workload.core.rollouts import RestoreReport, Rollouts, RolloutSettings, StepInfo
-from rljob_workload.core.source import SeekableSource, SourceError
-from rljob_workload.core.window import Window
+from rljob_workload.core.rollouts import RestoreReport, Rollouts, StepInfo
+from rljob_workload.core.source import Row, SourceError
 from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.environments import load_environment
 from rljob_workload.megatron.errors import EngineError, NonFiniteError
+from rljob_workload.runtime.agent import AgentError
 from rljob_workload.runtime.concurrency import control
 from rljob_workload.runtime.errors import CollectorFailedError, HungError
-from rljob_workload.runtime.journal import RolloutsMaker, keeper_of_books
+from rljob_workload.runtime.journal import keeper_of_books
 from rljob_workload.runtime.logs import log_to_file
 from rljob_workload.runtime.monitor import Monitor
+from rljob_workload.runtime.players import Players
 from rljob_workload.runtime.pumps import Pumps
+from rljob_workload.runtime.rollouts_of import build_rollouts, cap_of
 from rljob_workload.runtime.scoring import Scorer
+from rljob_workload.runtime.stretch import ActiveClock, End, Stepped
+from rljob_workload.server.desk import Desk
+from rljob_workload.server.place import ServerPlace
 
 if TYPE_CHECKING:
+    from rljob_workload.runtime.house import House
     from rljob_workload.runtime.rank import RankStep
 
 log = logging.getLogger("rljob.collector")
@@ -46,75 +52,38 @@ log = logging.getLogger("rljob.collector")
 OLDEST = 8
 
 #: What a rank, the data or an environment say on purpose; everything else is a CollectorFailedError.
-_KEPT = (SourceError, NonFiniteError, EngineError, HungError)
-
-
-@dataclass(frozen=True, slots=True)
-class Stepped:
-    """What the driver learns about a step that was trained and committed (its batch goes from here to the ranks)."""
-
-    prompts: int
-    info: StepInfo
-    #: Seconds that the step waited for its groups, that the ranks' calls took, and that the commit took.
-    wait_seconds: float
-    train_seconds: float
-    commit_seconds: float
-    #: One of each rank.
-    ranks: list[RankStep]
-    #: After the commit: the ledger's counters, and the skipped ordinals by cause.
-    counters: dict[str, Any]
-    #: Whether the next stretch has begun.
-    onward: bool
-
-
-def cap_of(spec: RLJobSpec) -> Cap:
-    """The cap on groups in flight. Ranks decode in slices, one call for all groups, so calls do not limit it."""
-    grpo = spec.algorithm.grpo
-    return in_flight_cap(
-        spec.generation.max_in_flight_prompts,
-        prompts_per_step=grpo.prompts_per_step,
-        max_age=grpo.max_trajectory_age_steps,
-        calls_per_group=0,
-    )
-
-
-def build_rollouts(spec: RLJobSpec, task: TaskData, keeper: RolloutsMaker = Rollouts) -> Rollouts:
-    """The bookkeeping for a validated spec. `keeper`: another class of the same making (the audit journal's)."""
-    grpo, generation = spec.algorithm.grpo, spec.generation
-    source = SeekableSource(task.rows, seed=spec.data.seed, shuffle=spec.data.shuffle)
-    window = Window(grpo.prompts_per_step, grpo.max_trajectory_age_steps, grpo.steps)
-    settings = RolloutSettings(
-        group_size=grpo.generations_per_prompt,
-        in_flight_limit=cap_of(spec).effective,
-        longest_prompt=generation.max_sequence_length - task.new_tokens(generation.max_new_tokens),
-        answer_timeout=float(generation.answer_timeout_seconds),
-        retry_budget=spec.prompts.retry_budget,
-        filters_per_step=grpo.prompts_per_step,
-    )
-    return keeper(source, window, settings, _log_skip)
-
-
-def _log_skip(ordinal: int, cause: SkipCause, particulars: str) -> None:
-    log.warning("prompt %d is skipped (%s): %s", ordinal, cause, particulars)
+_KEPT = (SourceError, NonFiniteError, EngineError, HungError, AgentError)
 
 
 class Collector:
     """The actor's class; `launch.py` wraps it."""
 
-    def __init__(self, spec: dict[str, Any], directory: str, attempt: int) -> None:
+    def __init__(self, spec: dict[str, Any], directory: str, attempt: int, place: ServerPlace | None = None) -> None:
+        """`place`: of the HTTP server, where the spec wants one."""
         self._spec = RLJobSpec.model_validate(spec)
-        log_to_file(Path(directory) / "logs" / f"collector-attempt-{attempt:06d}.log")
+        logs = Path(directory) / "logs"
+        log_to_file(logs / f"collector-attempt-{attempt:06d}.log")
         task = load_builtin(str(self._spec.data.builtin))
-        environment = load_environment(str(self._spec.environment.builtin), fixed_length=task.eos is None)
+        environment = load_environment(str(self._spec.environment.builtin or "exactMatch"), fixed_length=task.eos is None)
         self._rollouts = build_rollouts(self._spec, task, keeper_of_books(Path(directory), attempt))
         self._scorer = Scorer(environment, task.tokenizer.decode, float(self._spec.environment.timeout_seconds))
         self._monitor = Monitor()
         self._machine = CollectorMachine(time.monotonic, self._moved)
-        self._clock = _ActiveClock()
+        self._clock = ActiveClock()
+        replicas = len(layout_of(self._spec).replicas())
+        self._desk = Desk()
+        answer_seconds = float(self._spec.generation.answer_timeout_seconds)
+        self._players = Players(self, replicas, answer_seconds) if self._spec.environment.agent else None
+        self._house = self._new_house(task, place, logs / f"agent-attempt-{attempt:06d}.log") if place else None
         self._pumps = Pumps(self, self._spec)
         self._failure: Exception | None = None
         self._interrupted: int | None = None
         self._version = 0
+
+    def _new_house(self, task: TaskData, place: ServerPlace, agent_log: Path) -> House:
+        from rljob_workload.runtime.house import House  # without a server, no process imports one
+
+        return House(self, self._spec, task, place, agent_log)
 
     # ---- the driver's calls -----------------------------------------------------------------
 
@@ -129,11 +98,52 @@ class Collector:
                 trained_before=trained_before,
             )
 
-    async def start(self, replicas: list[list[Any]], version: int, numbers: list[list[int]] | None = None) -> None:
-        """Begin to collect on these replicas, each a list of rank actors. `numbers`: their ranks', unless they are in order."""
+    async def start(self, replicas: list[list[Any]], version: int, numbers: list[list[int]] | None = None) -> list[str]:
+        """Begin to collect on these replicas, each a list of rank actors. Returns the URLs of their HTTP servers, if any.
+
+        `numbers`: the ranks' numbers, unless they are in order.
+        """
+        urls = self._house.open() if self._house else []
         counter = itertools.count()
         self._pumps.start(replicas, numbers or [[next(counter) for _ in replica] for replica in replicas])
         await self.resume(version)
+        return urls
+
+    async def validate(self, rows: Sequence[tuple[int, Row]]) -> int:
+        """Have agents play these (index, row), greedily; how many they report as right. Only between two steps.
+
+        Raises HungError when they are not through within deadlines.stallSeconds.
+        """
+        players, stall = self._ready_players(), float(self._spec.deadlines.stall_seconds)
+        with self._monitor.changing():
+            self._machine.enter(CollectorState.VALIDATING, f"version {self._version}: {len(rows)} prompts")
+            players.open_validation(rows)
+        if await self._monitor.first(lambda: self._none_missing(players), stall) is None:
+            with self._monitor.reading():
+                missing = players.missing_verdicts()
+            raise HungError(f"validation: agents have not reported {missing} of {len(rows)} rollouts within {stall:g} s")
+        with self._monitor.changing():
+            self._machine.enter(CollectorState.DRAINING, "validation is over")
+        if await self._monitor.first(lambda: None if self._pumps.slices else True, stall) is None:
+            raise HungError(f"validation: a decode slice does not end within {stall:g} s")
+        with self._monitor.changing():
+            self._machine.enter(CollectorState.PAUSED, "validation is over")
+            return players.right()
+
+    def _none_missing(self, players: Players) -> bool | None:
+        self._raise_failure()
+        return None if players.missing_verdicts() else True
+
+    def _ready_players(self) -> Players:
+        if self._players is None:
+            raise RuntimeError("validation by agents, but the spec names no agent")
+        return self._players
+
+    @control
+    async def close(self) -> None:
+        """The run is over: the agent ends, the HTTP server goes down, whoever waits is told. May be repeated."""
+        if self._house is not None:
+            await asyncio.to_thread(self._house.close)
 
     async def step(self, step: int, wake: bool, onward: bool) -> Stepped | None:
         """Take the step's batch, have all ranks train it, commit it. None where `interrupt` came before the batch.
@@ -240,6 +250,16 @@ class Collector:
         return self._scorer
 
     @property
+    def desk(self) -> Desk:
+        """Requests by HTTP."""
+        return self._desk
+
+    @property
+    def players(self) -> Players | None:
+        """Agents' rollouts; None where prompts are answered without agents."""
+        return self._players
+
+    @property
     def version(self) -> int:
         """The policy version that generates."""
         return self._version
@@ -253,6 +273,15 @@ class Collector:
     def collecting(self) -> bool:
         """Whether prompts may be pulled and slices begun."""
         return self._machine.state in OPEN
+
+    @property
+    def serving(self) -> bool:
+        """Whether slices may be begun for requests by HTTP."""
+        return self._machine.state in SERVING
+
+    def lose(self, group: Group, why: str) -> None:
+        """This try of a group has failed."""
+        self._pumps.lost(group, why)
 
     def settle(self) -> None:
         """Name the state after what is going on, while collecting."""
@@ -275,7 +304,7 @@ class Collector:
 
     # ---- state ------------------------------------------------------------------------------
 
-    def _end_of_stretch(self, step: int) -> _End | None:
+    def _end_of_stretch(self, step: int) -> End | None:
         """Drain when a step's groups are there, and take them when all slices have ended; None while that lasts."""
         self._raise_failure()
         interrupted = self._interrupted == step
@@ -295,7 +324,7 @@ class Collector:
             self.settle()
             return None
         self._machine.enter(CollectorState.PAUSED, f"step {step}")
-        return _End(taken)
+        return End(taken)
 
     def _resume(self, version: int) -> None:
         self._raise_failure()
@@ -359,29 +388,3 @@ class Collector:
                 f"the collector is {self._machine.state}, {missing} groups are missing; decoding: {slices or 'nobody'}; in "
                 f"flight longest: {named or 'none'}"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """How a stretch of collecting ended; `taken` is None where it was interrupted."""
-
-    taken: tuple[TrainBatch, StepInfo] | None
-
-
-class _ActiveClock:
-    """Seconds of collecting: answers' deadlines stand still while the engines do."""
-
-    def __init__(self) -> None:
-        self._total = 0.0
-        self._since: float | None = None
-
-    def now(self) -> float:
-        running = 0.0 if self._since is None else time.monotonic() - self._since
-        return self._total + running
-
-    def run(self) -> None:
-        if self._since is None:
-            self._since = time.monotonic()
-
-    def stop(self) -> None:
-        self._total, self._since = self.now(), None

@@ -11,6 +11,7 @@ import logging
 import time
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from queue import Empty
 
 import ray
@@ -22,10 +23,8 @@ from rljob_api.progress import CheckpointInfo, Finished
 from rljob_workload.core.checkpoint import Checkpoint, CheckpointError, RunDirectory
 from rljob_workload.core.due import ENDING, Cause, Due, DueRules
 from rljob_workload.core.handover import Passage
-from rljob_workload.environments import load_environment
 from rljob_workload.runtime import launch, preflight
 from rljob_workload.runtime.calls import Calls
-from rljob_workload.runtime.collector import Stepped
 from rljob_workload.runtime.control import Control
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.progress import Progress, utc_now
@@ -34,9 +33,12 @@ from rljob_workload.runtime.rank import RankStep, woken
 from rljob_workload.runtime.record import Record
 from rljob_workload.runtime.resume import beginning, checkpoint_info, resume
 from rljob_workload.runtime.saves import Saves
+from rljob_workload.runtime.serving import close_server, server_place
 from rljob_workload.runtime.settings import Attempt
-from rljob_workload.runtime.step import Phases, metrics_line, prompt_counts, validation_prompts
+from rljob_workload.runtime.step import Phases, metrics_line, prompt_counts
 from rljob_workload.runtime.stop import StopSignal
+from rljob_workload.runtime.stretch import Stepped
+from rljob_workload.runtime.validation import agents_verdicts, greedy_verdicts
 from rljob_workload.runtime.watch import Watch
 
 log = logging.getLogger("rljob.driver")
@@ -48,8 +50,19 @@ ANSWER_SECONDS = 10.0
 class Driver:
     """Runs one attempt. `run` returns how it finished or raises `RunError`."""
 
-    def __init__(self, attempt: Attempt, progress: Progress, stop: StopSignal, control: Control, *, spread: bool) -> None:
-        self._attempt = attempt
+    def __init__(
+        self,
+        attempt: Attempt,
+        progress: Progress,
+        stop: StopSignal,
+        control: Control,
+        *,
+        spread: bool,
+        token_file: Path | None = None,
+    ) -> None:
+        """`spread`: nodes are different machines; `token_file`: of the run's token, which its HTTP server asks for too."""
+        self._attempt = attempt = preflight.with_model(attempt)
+        self._token_file = token_file
         self._spec = attempt.spec
         self._progress = progress
         self._stop = stop
@@ -60,7 +73,6 @@ class Driver:
         self._task = preflight.load_task(self._spec)
         preflight.check_directory(attempt.directory)
         self._record = Record(attempt)
-        self._environment = load_environment(str(self._spec.environment.builtin), fixed_length=self._task.eos is None)
         self._actors: launch.Actors | None = None
         self._saves: Saves | None = None
         self._version = 0
@@ -102,6 +114,7 @@ class Driver:
             if self._saves is not None:
                 self._saves.settle()
             if self._actors is not None and ray.is_initialized():
+                close_server(self._spec, self._actors)
                 self._actors.kill()
             self._record.close()
         self._progress.update(
@@ -112,23 +125,28 @@ class Driver:
     def _start(self) -> None:
         began = time.monotonic()
         begin = beginning(self._attempt)
+        fresh = begin.checkpoint is None
+        if fresh:
+            preflight.check_weights(self._attempt)
         for name in self._directory.remove_unfinished(begin.token):
             log.info("removed the unfinished %s of an earlier attempt", name)
         self._saves = Saves(self._attempt, begin.token, self._directory)
-        self._actors = launch.launch(self._attempt, spread=self._spread)
+        self._actors = launch.launch(
+            self._attempt, spread=self._spread, place=server_place(self._attempt, self._token_file, spread=self._spread)
+        )
         placed = time.monotonic()
         self._progress.update(phase="Loading")
         ranks = self._actors.ranks
         deadline = self._spec.deadlines.first_step_seconds
         address = self._calls().get(ranks[0].address.remote(), deadline, "rank 0 did not name its address")
-        self._calls().get([rank.setup.remote(address) for rank in ranks], deadline, "the ranks did not get ready")
+        self._calls().get([rank.setup.remote(address, fresh) for rank in ranks], deadline, "the ranks did not get ready")
         loaded = time.monotonic()
         resumed = resume(self._calls(), begin.checkpoint, self._attempt, self._record.totals, self._record.before)
         self._version = self._saved_step = resumed.version
         self._newest = resumed.report.get("checkpoint")
         if begin.checkpoint is not None:
             self._saves.resumed(begin.checkpoint)
-        self._calls().get(
+        urls = self._calls().get(
             self._actors.collector.start.remote(self._actors.replicas, self._version, layout_of(self._spec).replicas()),
             deadline,
             "the collector hangs",
@@ -141,7 +159,13 @@ class Driver:
         cap = cap_report(status["cap"])
         self._cap = cap.effective
         # One update: a report that names what it resumed from also has the prompts of then.
-        self._progress.update(phase="Generating", prompts=prompt_counts(status), in_flight_prompts=cap, **resumed.report)
+        self._progress.update(
+            phase="Generating",
+            prompts=prompt_counts(status),
+            in_flight_prompts=cap,
+            dp_openai_server_base_urls=urls,
+            **resumed.report,
+        )
         if why := too_many_skipped(self._spec, status):
             raise RunError(ExitCode.SKIPPED_TOO_MANY, why)
 
@@ -275,18 +299,10 @@ class Driver:
     def _validate(self, step: int) -> float:
         self._progress.update(phase="Validating")
         assert self._spec.validation is not None
-        replicas = self._calls().actors.replicas
-        prompts = validation_prompts(self._task, self._spec.validation.prompts)
-        calls = [
-            rank.validate.remote(prompts[index :: len(replicas)]) for index, replica in enumerate(replicas) for rank in replica
-        ]
-        answers = [a for part in self._calls().get(calls, self._stall, "validation does not end") for a in part]
-        if len(answers) != len(prompts):
-            raise RunError(ExitCode.UNEXPECTED, f"validation: {len(prompts)} prompts, {len(answers)} answers")
-        score, tokenizer = self._environment.score, self._task.tokenizer
-        right = sum(score(tokenizer.decode(a.tokens), self._task.rows[a.tag[1]].expected).correct for a in answers)
-        reward = right / len(answers)
-        log.info("step %d: validation reward %.3f (%d of %d right)", step, reward, right, len(answers))
+        with_agents = self._spec.environment.agent is not None
+        right, count = (agents_verdicts if with_agents else greedy_verdicts)(self._calls(), self._spec, self._task)
+        reward = right / count
+        log.info("step %d: validation reward %.3f (%d of %d right)", step, reward, right, count)
         self._progress.update(validation_step=step, validation_reward=reward)
         return reward
 

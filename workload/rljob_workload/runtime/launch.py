@@ -17,6 +17,10 @@ from rljob_workload.runtime.concurrency import actor_class
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.rank import Rank, RankPlace
 from rljob_workload.runtime.settings import Attempt
+from rljob_workload.server.place import ServerPlace
+
+#: Ray would show each actor its own GPU only.
+SEE_ALL_GPUS = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(slots=True)
@@ -46,8 +50,11 @@ def collector_actor() -> Any:
     return actor_class(Collector, control_calls=16)
 
 
-def launch(attempt: Attempt, *, spread: bool) -> Actors:
-    """Reserve one bundle per node and start the actors there. `spread`: insist on different machines."""
+def launch(attempt: Attempt, *, spread: bool, place: ServerPlace | None = None) -> Actors:
+    """Reserve one bundle per node and start the actors there. `spread`: insist on different machines.
+
+    `place`: of the HTTP server, where the spec wants one.
+    """
     layout = layout_of(attempt.spec)
     timeout = float(attempt.spec.deadlines.provisioning_seconds)
     per_node = layout.ranks_per_node
@@ -63,17 +70,22 @@ def launch(attempt: Attempt, *, spread: bool) -> Actors:
             f"Ray has {ray.cluster_resources()}",
         )
     raw = attempt.spec.to_wire()
+    # Each rank sees all GPUs of its node and takes that of LOCAL_RANK: memory that the GPUs share is set up by their numbers.
+    runtime_env = {"env_vars": {SEE_ALL_GPUS: "1"}} if attempt.spec.trainer.gpus_per_node else None
+    # Without machines of their own (`rljob local`) all nodes are this one.
+    on_node = per_node if spread else layout.world
     ranks = [
         rank_actor()
         .options(
             name=f"rank-{rank}",
             num_cpus=1,
             num_gpus=1 if attempt.spec.trainer.gpus_per_node else 0,
+            runtime_env=runtime_env,
             resources={RESOURCE_NODE: 1},
             max_restarts=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, rank // per_node),
         )
-        .remote(RankPlace(rank, layout.world, rank % per_node, attempt.number, str(attempt.directory)), raw)
+        .remote(RankPlace(rank, layout.world, rank % on_node, attempt.number, str(attempt.directory)), raw)
         for rank in range(layout.world)
     ]
     collector = (
@@ -84,7 +96,7 @@ def launch(attempt: Attempt, *, spread: bool) -> Actors:
             resources={RESOURCE_HEAD: 1},
             max_restarts=0,
         )
-        .remote(raw, str(attempt.directory), attempt.number)
+        .remote(raw, str(attempt.directory), attempt.number, place)
     )
     replicas = [[ranks[rank] for rank in members] for members in layout.replicas()]
     return Actors(ranks, collector, group, replicas)

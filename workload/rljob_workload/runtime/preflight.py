@@ -5,6 +5,7 @@ Each of these would end an actor minutes later with an error that names none of 
 
 from __future__ import annotations
 
+import dataclasses
 from decimal import Decimal
 from pathlib import Path
 
@@ -12,10 +13,39 @@ from rljob_api.exitcodes import ExitCode
 from rljob_api.layout import shape_of
 from rljob_api.spec import RLJobSpec
 from rljob_workload.data.builtin import TaskData, load_builtin
+from rljob_workload.huggingface.pretrained import PretrainedError, architecture_of, describe, find_weights
 from rljob_workload.runtime.errors import RunError
+from rljob_workload.runtime.settings import Attempt
 
 #: Near the end of float32 the optimizer and the loss refuse a number.
 LARGEST = Decimal("1e30")
+
+
+def with_model(attempt: Attempt) -> Attempt:
+    """The attempt with what the config.json of its model says, where it has one. Raises RunError: see `_refused`."""
+    if attempt.spec.model.hugging_face is None:
+        return attempt
+    try:
+        facts = describe(attempt.spec)
+    except PretrainedError as err:
+        raise _refused(err) from err
+    model = attempt.spec.model.model_copy(update={"shape": facts.shape})
+    return dataclasses.replace(attempt, model=facts, spec=attempt.spec.model_copy(update={"model": model}))
+
+
+def check_weights(attempt: Attempt) -> None:
+    """The pretrained weights that a run from scratch begins from are all there. Raises RunError: see `_refused`."""
+    if attempt.model is None:
+        return
+    try:
+        find_weights(attempt.spec, architecture_of(attempt.model))
+    except PretrainedError as err:
+        raise _refused(err) from err
+
+
+def _refused(err: PretrainedError) -> RunError:
+    """ENVIRONMENT_MISSING where nothing is mounted or can be read, REFUSED where something else is there."""
+    return RunError(ExitCode.REFUSED if err.there else ExitCode.ENVIRONMENT_MISSING, str(err))
 
 
 def check_settings(spec: RLJobSpec) -> None:
@@ -37,7 +67,7 @@ def check_settings(spec: RLJobSpec) -> None:
             f"spec.generation.temperature is {spec.generation.temperature}; training samples answers, which needs more than 0",
         )
     shape = shape_of(spec.model)
-    if shape is not None and (width := shape.hidden_size // shape.attention_heads) % 2:
+    if shape is not None and spec.model.hugging_face is None and (width := shape.hidden_size // shape.attention_heads) % 2:
         raise RunError(
             ExitCode.INVALID_SPEC,
             f"spec.model.shape: hiddenSize {shape.hidden_size} over {shape.attention_heads} attentionHeads gives heads of "

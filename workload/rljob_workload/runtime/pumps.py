@@ -10,20 +10,30 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from rljob_api.layout import layout_of
 from rljob_api.spec import RLJobSpec
-from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request, TrainBatch
+from rljob_workload.algorithm.batch import HTTP, Answer, DecodeSlice, Request, TrainBatch
 from rljob_workload.core.groups import Group
 from rljob_workload.core.ledger import SkipCause
 from rljob_workload.core.rollouts import Rollouts
 from rljob_workload.core.slices import SliceGoal, share_left
 from rljob_workload.runtime.errors import HungError, cause_line
 from rljob_workload.runtime.monitor import Monitor
+from rljob_workload.runtime.players import Players
 from rljob_workload.runtime.scoring import ScoreError, Scorer
+from rljob_workload.server.desk import Desk
 
 log = logging.getLogger("rljob.collector")
+
+#: Engine iterations of a slice at most, while somebody waits by HTTP.
+ASKED_ITERATIONS = 8
+
+#: Without a new request for so long, a burst of them is over; and it is over after so long in any case.
+QUIET_SECONDS = 0.004
+LONGEST_BURST_SECONDS = 0.03
 
 #: Requests of a slice, and what it goes on for.
 _Order = tuple[list[Request], SliceGoal]
@@ -39,11 +49,17 @@ class Owner(Protocol):
     @property
     def scorer(self) -> Scorer: ...
     @property
+    def desk(self) -> Desk: ...
+    @property
+    def players(self) -> Players | None: ...
+    @property
     def version(self) -> int: ...
     @property
     def now(self) -> float: ...
     @property
     def collecting(self) -> bool: ...
+    @property
+    def serving(self) -> bool: ...
     def settle(self) -> None: ...
     def fail(self, why: str, cause: BaseException) -> None: ...
 
@@ -130,12 +146,14 @@ class Pumps:
         The wait for something to do has no deadline of its own: whoever needs the answers (`take`) has one.
         """
         while True:
+            await self._gather(replica)
             order = await self._owner.monitor.first(lambda: self._next_slice(replica))
             assert order is not None
             try:
                 answers, left = await self._slice(replica, *order)
                 with self._owner.monitor.changing():
                     self._busy[replica] = left
+                    self._owner.desk.arrive(answer for answer in answers if answer.tag[0] == HTTP)
                     complete = self._owner.rollouts.arrive(answers)
                     expected = [self._owner.rollouts.expected(group.ordinal) for group in complete]
                 self._judge(list(zip(complete, expected, strict=True)))
@@ -145,7 +163,23 @@ class Pumps:
                     self._give_up_overdue()
                     self._owner.settle()
 
+    async def _gather(self, replica: int) -> None:
+        """An idle engine waits a moment for the rest of a burst: each request by itself costs as much as all together."""
+        monitor, desk = self._owner.monitor, self._owner.desk
+        await monitor.first(lambda: self._wanted(replica) or None)
+        began = time.monotonic()
+        while not self._busy[replica] and time.monotonic() - began < LONGEST_BURST_SECONDS:
+            with monitor.reading():
+                seen, waits = desk.submitted, desk.waits(replica)
+            if not waits:
+                return
+            await asyncio.sleep(QUIET_SECONDS)
+            if desk.submitted == seen:
+                return
+
     def _wanted(self, replica: int) -> bool:
+        if self._owner.serving and self._owner.desk.wants(replica):
+            return True
         rollouts, version = self._owner.rollouts, self._owner.version
         if not self._owner.collecting or not rollouts.missing(version):
             return False
@@ -154,15 +188,28 @@ class Pumps:
     def _next_slice(self, replica: int) -> _Order | None:
         if not self._wanted(replica):
             return None
-        rollouts, version = self._owner.rollouts, self._owner.version
-        requests = rollouts.dispatch(version, self._owner.now, self._share_left(replica))
+        rollouts, version, desk = self._owner.rollouts, self._owner.version, self._owner.desk
+        requests = self._dispatch(replica) if self._owner.collecting and rollouts.missing(version) else []
+        asked = desk.wants(replica)
+        requests += desk.take(replica)
         if not requests and not self._busy[replica]:
             return None
-        self._given.update(dict.fromkeys((request.tag for request in requests), replica))
         slots = self._slots(replica) if rollouts.can_dispatch(version) else 0
         self._slices[replica] = time.monotonic()
         self._owner.settle()
-        return requests, SliceGoal(max(1, rollouts.missing(version)), slots)
+        goal = SliceGoal(max(1, rollouts.missing(version)), slots)
+        # Others may ask meanwhile: those who come by HTTP do not know of slices.
+        return requests, replace(goal, iterations=ASKED_ITERATIONS) if asked else goal
+
+    def _dispatch(self, replica: int) -> list[Request]:
+        """New prompts: for the engine, or for agents, whose requests come by HTTP."""
+        rollouts, players = self._owner.rollouts, self._owner.players
+        if players is not None:
+            players.open(rollouts.dispatch(self._owner.version, self._owner.now))
+            return []
+        requests = rollouts.dispatch(self._owner.version, self._owner.now, self._share_left(replica))
+        self._given.update(dict.fromkeys((request.tag for request in requests), replica))
+        return requests
 
     def _share_left(self, replica: int) -> int | None:
         """Groups that this replica's slice may take in, so that the first pump does not take them all; None: any number."""
@@ -198,7 +245,7 @@ class Pumps:
                 scores = scorer.score(group, expected)
             except ScoreError as err:
                 with self._owner.monitor.changing():
-                    self._lost(group, str(err))
+                    self.lost(group, str(err))
             else:
                 with self._owner.monitor.changing():
                     self._owner.rollouts.scored(group, scores)
@@ -208,7 +255,7 @@ class Pumps:
             scores = await self._owner.scorer.score_in_thread(group, expected)
         except ScoreError as err:
             with self._owner.monitor.changing():
-                self._lost(group, str(err))
+                self.lost(group, str(err))
         else:
             with self._owner.monitor.changing():
                 self._owner.rollouts.scored(group, scores)
@@ -229,22 +276,33 @@ class Pumps:
                     self._owner.settle()
                     monitor.notify()
                     continue
-            if left is None:
-                await monitor.changed(seen)
+            if left is None or self._owner.players is not None:
+                await monitor.changed(seen, left)
             else:  # whatever is handed out meanwhile has a later deadline
                 await asyncio.sleep(left)
 
     def _until_next_deadline(self) -> float | None:
-        """Seconds until a group is overdue; None while its clock stands or nothing is in flight."""
+        """Seconds until a group or a validation rollout is overdue; None while there is none whose clock runs."""
         oldest = self._owner.rollouts.oldest_in_flight(1)
-        return oldest[0].deadline - self._owner.now if oldest and self._owner.collecting else None
+        left = [oldest[0].deadline - self._owner.now] if oldest and self._owner.collecting else []
+        players = self._owner.players
+        if players is not None and (seconds := players.until_deadline()) is not None:
+            left.append(seconds)
+        return min(left, default=None)
 
     def _give_up_overdue(self) -> None:
         seconds = self._spec.generation.answer_timeout_seconds
         for group in self._owner.rollouts.overdue(self._owner.now):
-            self._lost(group, f"{len(group.answers)} answers after {seconds} s (generation.answerTimeoutSeconds)")
+            players = self._owner.players
+            done = len(group.answers) if players is None else players.reported(group)
+            self.lost(group, f"{done} answers after {seconds} s (generation.answerTimeoutSeconds)")
+        if self._owner.players is not None:
+            self._owner.players.give_up_overdue()
 
-    def _lost(self, group: Group, why: str) -> None:
+    def lost(self, group: Group, why: str) -> None:
+        """This try of a group has failed; with the lock held."""
+        if self._owner.players is not None:
+            self._owner.players.close(group, why)
         cause = self._owner.rollouts.failed(group)
         end = f"skipped ({cause})" if cause is SkipCause.RETRY_BUDGET_EXHAUSTED else "will be answered again"
         log.warning("prompt %d, try %d: %s; %s", group.ordinal, group.attempt + 1, why, end)

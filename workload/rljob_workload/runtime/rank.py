@@ -15,12 +15,12 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.spec import RLJobSpec
-from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request, TrainBatch, TrainStats
+from rljob_workload.algorithm.batch import HTTP, Answer, DecodeSlice, Request, TrainBatch, TrainStats
 from rljob_workload.core.handover import Handover, Passage, Phase
 from rljob_workload.core.slices import SliceGoal
 from rljob_workload.core.weight_digest import Staged, WeightDigest
@@ -30,6 +30,7 @@ from rljob_workload.runtime.logs import log_to_file
 
 if TYPE_CHECKING:
     from rljob_workload.megatron.engine import ResidentEngine
+    from rljob_workload.megatron.memory import PeakMemory
     from rljob_workload.megatron.policy import Policy
     from rljob_workload.megatron.weights import Saver
 
@@ -58,6 +59,8 @@ class RankStep:
     wake: Passage | None
     #: Engines built in this rank's process so far.
     engines: int = 1
+    #: Most bytes by phase (generate, train, save), of those that ended since the last step (`megatron.memory`).
+    memory: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def handover_seconds(self) -> float:
@@ -82,6 +85,7 @@ class Rank:
         self._policy: Policy | None = None
         self._engine: ResidentEngine | None = None
         self._saver: Saver | None = None
+        self._memory: PeakMemory | None = None
         self._remaining: Counter[tuple[int, int]] = Counter()
         self._stash: list[Answer] = []
         os.environ["LOCAL_RANK"] = str(place.local_rank)
@@ -98,18 +102,22 @@ class Rank:
             probe.bind((host, 0))
             return f"{host}:{probe.getsockname()[1]}"
 
-    def setup(self, address: str) -> dict[str, float]:
-        """Join the other ranks, build the policy and, once for the whole run, the engine."""
+    def setup(self, address: str, fresh: bool = True) -> dict[str, float]:
+        """Join the other ranks, build the policy and, once for the whole run, the engine.
+
+        `fresh` False: a checkpoint will be loaded, so pretrained weights are not read.
+        """
         self._activity = "Loading"
         began = time.monotonic()
         from rljob_workload.megatron import device
         from rljob_workload.megatron.colocated import Colocated
         from rljob_workload.megatron.engine import ResidentEngine
+        from rljob_workload.megatron.memory import PeakMemory
         from rljob_workload.megatron.policy import Policy, init_process_groups, quiet_megatron
         from rljob_workload.megatron.settings import engine_settings, model_settings
 
         quiet_megatron()
-        settings = model_settings(self._spec)
+        settings = model_settings(self._spec, fresh=fresh)
         timeout = float(self._spec.deadlines.first_step_seconds)
         place = self._place
         init_process_groups(settings, rank=place.rank, world=place.world, address=address, timeout=timeout)
@@ -122,6 +130,11 @@ class Rank:
         self._handover = Handover(place.rank, parts)
         device.settle()
         built = time.monotonic()
+        self._memory = PeakMemory()
+        self._memory.enter("generate")
+        whose = "by phase" if self._memory.by_phase else "of the whole life (this kernel resets no mark)"
+        log.info("key/value cache: %d bytes in blocks of %d; peaks of memory are told %s",
+                 self._engine.cache_bytes, self._engine.block_bytes, whose)  # fmt: skip
         log.info("rank %d of %d is ready: imports %.1f s, model and engine %.2f s", place.rank, place.world,
                  imported - began, built - imported)  # fmt: skip
         self._activity = ""
@@ -139,26 +152,29 @@ class Rank:
         for request in engine.submit(requests):
             self._remaining[request.tag] = request.answers
         answers, self._stash = self._stash, []
-        complete = self._count_complete(answers)
+        complete, served = self._count_complete(answers)
         iterations = goal.iterations
         while True:
-            done, left = engine.agree(complete, engine.in_flight)
-            if iterations <= 0 or goal.reached(done, left):
+            done, left, urgent = engine.agree(complete, engine.in_flight, served)
+            if iterations <= 0 or goal.reached(done, left, urgent):
                 break
             fresh = engine.step()
-            complete += self._count_complete(fresh)
+            more, also = self._count_complete(fresh)
+            complete, served = complete + more, served + also
             answers.extend(fresh)
             iterations -= 1
         return DecodeSlice(tuple(answers) if self._speaks() else (), left)
 
-    def _count_complete(self, answers: Sequence[Answer]) -> int:
-        complete = 0
+    def _count_complete(self, answers: Sequence[Answer]) -> tuple[int, int]:
+        """Requests that these answers complete: groups, and those that came over HTTP."""
+        complete = served = 0
         for answer in answers:
             self._remaining[answer.tag] -= 1
             if not self._remaining[answer.tag]:
                 del self._remaining[answer.tag]
-                complete += 1
-        return complete
+                served += answer.tag[0] == HTTP
+                complete += answer.tag[0] != HTTP
+        return complete, served
 
     def validate(self, prompts: Sequence[Request]) -> list[Answer]:
         """Greedy answers through the same engine. Training answers that finish meanwhile go out with the next decode."""
@@ -174,20 +190,26 @@ class Rank:
     def train(self, batch: TrainBatch, wake: bool) -> RankStep:
         """Hand over to training, take one optimizer step, and hand back to decode unless a save follows."""
         policy, handover = self._ready_policy(), self._ready_handover()
+        memory = self._ready_memory()
+        memory.enter("train")
         suspend = handover.to_train()
         began = time.monotonic()
         rows = batch.shard(policy.data_rank, policy.data_size)
         stats = policy.train_step(rows, longest=batch.longest, answer_tokens=batch.answer_tokens)
         self._record_step(batch)
         trained = time.monotonic()
-        return RankStep(stats, trained - began, suspend, handover.to_decode() if wake else None, _engines_built())
+        memory.enter("generate" if wake else "save")
+        passage = handover.to_decode() if wake else None
+        return RankStep(stats, trained - began, suspend, passage, _engines_built(), memory.take())
 
     def sleep(self) -> Passage:
         """Hand over to training without a step (a save outside the usual place follows)."""
+        self._ready_memory().enter("save")
         return self._ready_handover().to_train()
 
     def wake(self) -> Passage:
         """Hand back to decode, with the new weights."""
+        self._ready_memory().enter("generate")
         return self._ready_handover().to_decode()
 
     def _record_step(self, batch: TrainBatch) -> None:
@@ -273,6 +295,11 @@ class Rank:
 
             self._saver = Saver(self._ready_policy(), self._ready_engine().sampler)
         return self._saver
+
+    def _ready_memory(self) -> PeakMemory:
+        if self._memory is None:
+            raise RuntimeError("setup() must come first")
+        return self._memory
 
     def _ready_engine(self) -> ResidentEngine:
         if self._engine is None:

@@ -62,7 +62,7 @@ def execute(
         return int(code)
     try:
         with served(server.port), _shown(progress, show_bar):
-            status = _guarded(_Run(attempt, progress, start_ray, stop, control, last, spread))
+            status = _guarded(_Run(attempt, progress, start_ray, stop, control, last, spread, access.token_file))
         _say(progress, show_bar)
         if linger_seconds:
             progress.wait_until_read(linger_seconds)
@@ -142,6 +142,7 @@ class _Run:
     control: Control
     last: LastWord
     spread: bool
+    token_file: Path | None
 
 
 def _guarded(run: _Run) -> int:
@@ -194,7 +195,7 @@ def _drive(run: _Run) -> Finished:
     from rljob_workload.runtime.driver import Driver
 
     check_versions()
-    driver = Driver(run.attempt, run.progress, run.stop, run.control, spread=run.spread)
+    driver = Driver(run.attempt, run.progress, run.stop, run.control, spread=run.spread, token_file=run.token_file)
     daemons = run.start_ray()
     run.stop.listen()  # again: Ray has put its own handler over ours, one that aborts
     log.info("Ray is up after %.1f s", time.monotonic() - began)

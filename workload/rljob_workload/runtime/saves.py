@@ -127,7 +127,7 @@ class Saves:
         return Origin(
             writer=Owner(namespace=attempt.namespace, name=attempt.name, uid=attempt.uid, attempt=attempt.number),
             parent=self._parent,
-            facts=facts_of(attempt.spec),
+            facts=facts_of(attempt.spec, attempt.model),
             fingerprint=source.get("fingerprint"),
             weight_digest=digest,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -118,6 +118,7 @@ def metrics_line(
         "handover/suspend_seconds": round(max(result.suspend.seconds for result in results), 5),
         "handover/wake_seconds": round(max((r.wake.seconds for r in results if r.wake), default=0.0), 5),
         "engine/constructions": max(result.engines for result in results),
+        "memory/peak_bytes": _most(result.memory for result in results),
         "samples": info.samples,
         "answer_tokens": tokens,
         "spanning_answers": info.spanning,
@@ -132,6 +133,14 @@ def metrics_line(
         },
         "prompts": counts,
     }
+
+
+def _most(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The largest number of any rank, by phase."""
+    most: dict[str, int] = {}
+    for part in parts:
+        most |= {phase: max(number, most.get(phase, 0)) for phase, number in part.items()}
+    return most
 
 
 def prompt_counts(counters: Mapping[str, Any]) -> PromptCounts:

@@ -140,7 +140,13 @@ class TensorBoard:
 #: Keys of a line that are no measure of training.
 _NOT_SHOWN = frozenset({"step", "attempt", "filtered"})
 #: Objects in a line, and the prefix of what is in them.
-_INSIDE = {"seconds": "seconds", "prompts": "prompts", "ages": "age", "totals": "total"}
+_INSIDE = {
+    "memory/peak_bytes": "memory/peak_bytes",
+    "seconds": "seconds",
+    "prompts": "prompts",
+    "ages": "age",
+    "totals": "total",
+}
 #: Numbers that have a name of their own.
 _NAMES = {
     "in_flight_cap": "prompts/in_flight_cap",

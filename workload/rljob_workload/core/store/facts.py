@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rljob_api.layout import layout_of, shape_of
+from rljob_api.model_config import ModelFacts
+from rljob_api.model_details import SEEDED, Details, RopeScaling
 from rljob_api.spec import RLJobSpec, Shape
 from rljob_workload.core.store.manifest import Facts
 
 #: Paths of the model's sizes begin so.
 SHAPE = "spec.model.shape."
+#: Names of what only the model's config.json says begin so; for models that begin from a seed it is always the same.
+DETAILS = "model."
 #: Not compared, a resume may change it: who exports the model is told how long its sequences were.
 LENGTH = "spec.generation.maxSequenceLength"
 #: Tensors have other names or sizes.
@@ -33,13 +37,16 @@ class Comparison:
     differs: tuple[str, ...]
 
 
-def facts_of(spec: RLJobSpec, shape: Shape | None = None) -> dict[str, str | int | bool | None]:
-    """By path of the spec, for the manifest. `shape`: the model's, where only its config.json knows it."""
-    shape, layout, grpo = shape or shape_of(spec.model), layout_of(spec), spec.algorithm.grpo
+def facts_of(spec: RLJobSpec, model: ModelFacts | None = None) -> dict[str, str | int | bool | None]:
+    """By path of the spec, for the manifest. `model`: what the config.json of `model.huggingFace` says."""
+    shape = model.shape if model is not None else shape_of(spec.model)
+    layout, grpo = layout_of(spec), spec.algorithm.grpo
     facts: dict[str, str | int | bool | None] = {}
     if shape is not None:
         full = shape.model_copy(update={"query_groups": shape.query_groups or shape.attention_heads})
         facts |= {SHAPE + str(info.alias): getattr(full, name) for name, info in Shape.model_fields.items()}
+    if model is not None or spec.model.hugging_face is None:
+        facts |= _details(model.details if model is not None else SEEDED)
     return facts | {
         "spec.model.dtype": spec.model.dtype,
         "spec.model.transformer": spec.model.transformer,
@@ -58,11 +65,46 @@ def facts_of(spec: RLJobSpec, shape: Shape | None = None) -> dict[str, str | int
     }
 
 
-def compare(saved: Facts, spec: RLJobSpec, step: int, shape: Shape | None = None) -> Comparison:
+def _details(details: Details) -> dict[str, str | int | bool | None]:
+    scaling = details.rope_scaling
+    return {
+        DETAILS + "headSize": details.head_size,
+        DETAILS + "normEpsilon": repr(details.norm_epsilon),
+        DETAILS + "rotaryBase": repr(details.rotary_base),
+        DETAILS + "ropeScaling": str(scaling) if scaling is not None else None,
+        DETAILS + "tied": details.tied,
+        DETAILS + "qkvBias": details.qkv_bias,
+        DETAILS + "queryNorm": details.query_norm,
+    }
+
+
+def details_in(facts: Facts) -> Details:
+    """The details of the model that facts speak of; older ones say none. Raises ValueError."""
+    told = {path.removeprefix(DETAILS): value for path, value in facts.items() if path.startswith(DETAILS)}
+    if not told:
+        return SEEDED
+    try:
+        size, scaling = told["headSize"], told["ropeScaling"]
+        return Details(
+            head_size=None if size is None else int(size),
+            norm_epsilon=float(told["normEpsilon"] or 0),
+            rotary_base=float(told["rotaryBase"] or 0),
+            rope_scaling=None if scaling is None else RopeScaling.parse(str(scaling)),
+            tied=bool(told["tied"]),
+            qkv_bias=bool(told["qkvBias"]),
+            query_norm=bool(told["queryNorm"]),
+        )
+    except KeyError as err:
+        raise ValueError(f"{DETAILS}{err.args[0]} is missing") from None
+
+
+def compare(saved: Facts, spec: RLJobSpec, step: int, model: ModelFacts | None = None) -> Comparison:
     """What the spec makes of a checkpoint with these facts, at this step. A fact that was not saved is not compared."""
-    wanted = facts_of(spec, shape)
+    wanted = facts_of(spec, model)
     changed = {path: (saved[path], wanted[path]) for path in wanted if path in saved and saved[path] != wanted[path]}
-    differs = [_line(path, *values) for path, values in changed.items() if path.startswith(SHAPE) or path in _OTHER_MODEL]
+    differs = [
+        _line(path, *values) for path, values in changed.items() if path.startswith((SHAPE, DETAILS)) or path in _OTHER_MODEL
+    ]
     if spec.data.on_change == "Refuse":
         differs += [
             f"{_line(path, *values)}, or spec.data.onChange to Restart, which gives up the undone prompts"

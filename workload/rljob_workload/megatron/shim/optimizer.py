@@ -59,6 +59,20 @@ def prepare_for_load(optimizer: Any) -> None:
             part._init_optimizer_states_with_dummy_values()
 
 
+def prepare_for_save(optimizer: Any) -> None:
+    """Make an optimizer that has taken no step savable: Megatron asserts that there are states. Weights stay as they are."""
+    for part in _parts(optimizer):
+        if not hasattr(part, "_init_optimizer_states_with_dummy_values") or part.optimizer.state:
+            continue
+        part._init_optimizer_states_with_dummy_values()  # a step with gradients of zero, which is none
+        for state in part.optimizer.state.values():
+            if torch.is_tensor(state.get("step")):
+                state["step"].zero_()
+        for group in part.optimizer.param_groups:
+            if "step" in group:
+                group["step"] = 0
+
+
 def unshare_steps(optimizer: Any) -> None:
     """Give every parameter its own step tensor again. Call after loading."""
     for part in _parts(optimizer):

@@ -41,12 +41,18 @@ POINTS = (
         ("tensor", "as_numpy", "record_stream"),
     ),
     PatchPoint("megatron.core.models.hybrid.hybrid_block", "TENorm"),
+    PatchPoint(
+        "megatron.core.models.common.embeddings.rotary_pos_embedding",
+        "RotaryEmbedding._apply_scaling",
+        ("self", "freqs", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    ),
     PatchPoint("megatron.core.transformer.attention", "flash_attn_varlen_func"),
     PatchPoint("megatron.core.transformer.attention", "flash_attn_with_kvcache"),
     PatchPoint("megatron.core.transformer.attention", "is_fa_min_version"),
     PatchPoint("megatron.core.transformer.attention", "HAVE_FA3"),
     PatchPoint("megatron.core.transformer.attention", "HAVE_FA4"),
     PatchPoint("megatron.core.inference.contexts.dynamic_context", "triton_append_key_value_cache"),
+    PatchPoint("megatron.core.transformer.transformer_block", "get_num_layers_to_build", ("config", "vp_stage", "pp_rank")),
     PatchPoint(
         "megatron.core.inference.contexts.dynamic_context", "DynamicInferenceContext._allocate_memory_buffer", ("self",)
     ),
@@ -106,6 +112,25 @@ POINTS = (
     PatchPoint(
         "megatron.core.inference.text_generation_controllers.text_generation_controller",
         "TextGenerationController.detokenize",
+    ),
+    # `megatron.seeds` stands in for the controller's `_sampling`.
+    PatchPoint(
+        "megatron.core.inference.sampling.torch_sampling",
+        "TorchSampling.sample_kernel",
+        (
+            *("self", "logits", "n", "context", "no_top_k", "no_top_p"),
+            *("gather_indices", "token_to_request_index", "output", "eager", "cache_key"),
+        ),
+    ),
+    PatchPoint(
+        "megatron.core.inference.sampling.torch_sampling",
+        "TorchSampling.sample_from_logits",
+        ("last_token_logits", "temperature", "top_k", "top_p", "generator", "vocab_size"),
+    ),
+    PatchPoint(
+        "megatron.core.inference.engines.dynamic_engine",
+        "DynamicInferenceEngine._check_stop_words_for_request_post_append",
+        ("self", "request"),
     ),
 )
 

@@ -1,0 +1,202 @@
+"""Rollouts that agents play: which wait for an agent, which one has, and what they reported.
+
+A prompt that is dispatched becomes as many rollouts as its group has answers. An agent takes rollouts, talks to the model
+under each one's own address, and reports a reward. The group is judged when all of its rollouts are reported; it fails as a
+whole when one of them does, or when its answers' deadline passes. Validation rollouts are the same, but greedy, and belong
+to no group. No I/O and no lock here: the collector's guards it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rljob_workload.algorithm.batch import Answer, Request
+from rljob_workload.core.trajectory import Trajectory
+
+#: Rollouts that are over and whose end is remembered, for agents that ask for them again.
+REMEMBERED = 4096
+
+
+class RolloutUnknownError(Exception):
+    """There never was such a rollout, as far as is remembered."""
+
+
+class RolloutOverError(Exception):
+    """The rollout is over; the message says why."""
+
+
+class RolloutBusyError(Exception):
+    """A rollout takes one turn at a time, and ends between two of them."""
+
+
+class Purpose(StrEnum):
+    """What a rollout is for."""
+
+    TRAIN = "train"
+    VALIDATE = "validate"
+
+
+@dataclass(slots=True, eq=False)
+class AgentRollout:
+    """One try at one prompt by one agent."""
+
+    id: str
+    purpose: Purpose
+    #: Of the group; of validation, (-1, index of the row).
+    tag: tuple[int, int]
+    tokens: tuple[int, ...]
+    expected: str
+    #: The replica that answers all of its turns; set when an agent takes it.
+    replica: int | None = None
+    #: When it must be reported, by whichever clock its owner keeps; None: its group's deadline holds.
+    deadline: float | None = None
+    trajectory: Trajectory = field(default_factory=Trajectory)
+    #: The desk's number of the turn that is being generated.
+    turn: int | None = None
+    reward: float | None = None
+    correct: bool = False
+
+    @property
+    def reported(self) -> bool:
+        """Whether the agent is done with it."""
+        return self.reward is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A group whose rollouts are all reported."""
+
+    answers: tuple[Answer, ...]
+    scores: tuple[tuple[float, bool], ...]
+
+
+class AgentRollouts:
+    """All rollouts that are not over."""
+
+    def __init__(self, replicas: int) -> None:
+        self._open: dict[str, AgentRollout] = {}
+        self._groups: dict[tuple[int, int], list[AgentRollout]] = {}
+        #: The trainer stands still while it validates, so validation comes first.
+        self._waiting: dict[Purpose, deque[AgentRollout]] = {Purpose.VALIDATE: deque(), Purpose.TRAIN: deque()}
+        self._load = [0] * replicas
+        self._ended: dict[str, str] = {}
+
+    # ---- begin ------------------------------------------------------------------------------
+
+    def open_group(self, request: Request, expected: str) -> None:
+        """A prompt was dispatched: agents may take its rollouts."""
+        rollouts = [
+            AgentRollout(f"{request.tag[0]}.{request.tag[1]}.{index}", Purpose.TRAIN, request.tag, request.tokens, expected)
+            for index in range(request.answers)
+        ]
+        self._groups[request.tag] = rollouts
+        for rollout in rollouts:
+            self._add(rollout)
+
+    def open_validation(self, name: str, tag: tuple[int, int], tokens: tuple[int, ...], expected: str) -> AgentRollout:
+        """One greedy rollout."""
+        rollout = AgentRollout(name, Purpose.VALIDATE, tag, tokens, expected)
+        self._add(rollout)
+        return rollout
+
+    def _add(self, rollout: AgentRollout) -> None:
+        self._open[rollout.id] = rollout
+        self._waiting[rollout.purpose].append(rollout)
+
+    # ---- play -------------------------------------------------------------------------------
+
+    @property
+    def open(self) -> int:
+        """Rollouts that are not over."""
+        return len(self._open)
+
+    @property
+    def waiting(self) -> int:
+        """Rollouts that no agent has taken."""
+        return sum(map(len, self._waiting.values()))
+
+    def hand_out(self, most: int, deadline: float | None = None) -> list[AgentRollout]:
+        """Rollouts for an agent, oldest first. `deadline`: of validation rollouts, whose time begins now."""
+        taken: list[AgentRollout] = []
+        while len(taken) < most and (queue := next(filter(None, self._waiting.values()), None)):
+            rollout = queue.popleft()
+            if rollout.id not in self._open:
+                continue  # its group was given up
+            rollout.replica = min(range(len(self._load)), key=self._load.__getitem__)
+            self._load[rollout.replica] += 1
+            if rollout.purpose is Purpose.VALIDATE:
+                rollout.deadline = deadline
+            taken.append(rollout)
+        return taken
+
+    def get(self, name: str) -> AgentRollout:
+        """A rollout that an agent plays. Raises RolloutUnknownError or RolloutOverError."""
+        rollout = self._open.get(name)
+        if rollout is not None and rollout.replica is not None and not rollout.reported:
+            return rollout
+        if rollout is not None and rollout.reported:
+            raise RolloutOverError(f"rollout {name} is over: it was reported with reward {rollout.reward:g}")
+        if name in self._ended:
+            raise RolloutOverError(f"rollout {name} is over: {self._ended[name]}")
+        raise RolloutUnknownError(f"there is no rollout {name}; GET /v1/rollouts/next gives one")
+
+    def report(self, name: str, reward: float, *, correct: bool) -> Reported | None:
+        """The agent's verdict on its rollout; a value when that completes a group.
+
+        Raises RolloutUnknownError, RolloutOverError, RolloutBusyError.
+        """
+        rollout = self.get(name)
+        if rollout.turn is not None:
+            raise RolloutBusyError(f"rollout {name}: a turn is being generated; report when its answer is there")
+        if not rollout.trajectory.turns:
+            raise RolloutBusyError(
+                f"rollout {name}: nothing was generated; take a turn, or report an error instead of a reward"
+            )
+        rollout.reward, rollout.correct = reward, correct
+        if rollout.purpose is Purpose.VALIDATE:
+            self._end(rollout, f"it was reported with reward {reward:g}")
+            return None
+        group = self._groups[rollout.tag]
+        if not all(other.reported for other in group):
+            return None
+        self.close_group(rollout.tag, "its group is complete")
+        answers = tuple(other.trajectory.as_answer(other.tag) for other in group)
+        return Reported(answers, tuple((other.reward or 0.0, other.correct) for other in group))
+
+    # ---- end --------------------------------------------------------------------------------
+
+    def close_group(self, tag: tuple[int, int], why: str) -> list[int]:
+        """All rollouts of a group are over. Returns the desk's numbers of their turns under way."""
+        return [turn for rollout in self._groups.pop(tag, []) if (turn := self._end(rollout, why)) is not None]
+
+    def close(self, rollout: AgentRollout, why: str) -> int | None:
+        """A validation rollout is over, unreported. Returns the number of its turn under way."""
+        return self._end(rollout, why)
+
+    def overdue(self, now: float) -> list[AgentRollout]:
+        """Validation rollouts that were not reported in time."""
+        return [one for one in self._open.values() if one.deadline is not None and one.deadline < now]
+
+    def reported(self, tag: tuple[int, int]) -> int:
+        """Reported rollouts of a group."""
+        return sum(rollout.reported for rollout in self._groups.get(tag, ()))
+
+    def first_deadline(self) -> float | None:
+        """Of the validation rollouts that agents have."""
+        return min((one.deadline for one in self._open.values() if one.deadline is not None), default=None)
+
+    def taken(self) -> list[AgentRollout]:
+        """Rollouts that an agent has and has not reported."""
+        return [one for one in self._open.values() if one.replica is not None and not one.reported]
+
+    def _end(self, rollout: AgentRollout, why: str) -> int | None:
+        if self._open.pop(rollout.id, None) is None:
+            return None
+        if rollout.replica is not None:
+            self._load[rollout.replica] -= 1
+        self._ended[rollout.id] = why
+        if len(self._ended) > REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+        return rollout.turn

@@ -1,0 +1,180 @@
+"""The HTTP side without routes: one listener per replica, limits on connections and time, bodies, refusals.
+
+All listeners of a run share one thread with an event loop of its own, beside the collector's. What comes in is bounded before
+it is looked at: connections, the time until a request's head is there, the time and the size of its body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import web
+
+from rljob_workload.server.errors import ApiError, ServerError, bad
+
+log = logging.getLogger("rljob.server")
+
+#: Open connections of one replica.
+MOST_CONNECTIONS = 1000
+#: Seconds until a new connection's first request must have begun, and until a request's body must be there.
+HEAD_SECONDS = 10.0
+BODY_SECONDS = 30.0
+#: A body that small is always read.
+LEAST_BODY_LIMIT = 2**20
+#: Seconds that answers under way are given at the end.
+DRAIN_SECONDS = 2.0
+
+#: Serves one request to a replica. Raises ApiError.
+Handler = Callable[[int, web.BaseRequest], Awaitable[web.StreamResponse]]
+
+_FULL = json.dumps(
+    {"error": {"message": f"{MOST_CONNECTIONS} connections are open; come again", "type": "overloaded_error",
+               "param": None, "code": None}}
+).encode()  # fmt: skip
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
+    b"Content-Length: " + str(len(_FULL)).encode() + b"\r\n\r\n" + _FULL
+)
+
+
+class Listeners:
+    """One port per replica, served in a thread of their own until `close`."""
+
+    def __init__(self, handler: Handler, body_limit: int) -> None:
+        self._handler = handler
+        self._body_limit = body_limit
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="openai", daemon=True)
+        self._sockets: list[asyncio.Server] = []
+        self._servers: list[_Server] = []
+
+    def start(self, host: str, port: int, replicas: int) -> list[str]:
+        """Listen; `port` 0 takes free ones, others count up from it. Returns each replica's URL. Raises ServerError."""
+        self._thread.start()
+        return asyncio.run_coroutine_threadsafe(self._start(host, port, replicas), self._loop).result(30.0)
+
+    async def _start(self, host: str, port: int, replicas: int) -> list[str]:
+        urls = []
+        for replica in range(replicas):
+            server = _Server(self._serving(replica), self._body_limit)
+            wanted = port + replica if port else 0
+            try:
+                listener = await self._loop.create_server(server.connection, host, wanted, backlog=1024)
+            except OSError as err:
+                raise ServerError(
+                    f"replica {replica} cannot serve on {host}:{wanted} (generation.server.port {port}): {err.strerror or err};"
+                    " 0 takes a free port"
+                ) from err
+            self._servers.append(server)
+            self._sockets.append(listener)
+            urls.append(f"http://{host}:{listener.sockets[0].getsockname()[1]}/v1")
+        return urls
+
+    def _serving(self, replica: int) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
+        async def serve(request: web.BaseRequest) -> web.StreamResponse:
+            self._servers[replica].begun(request)
+            try:
+                return await self._handler(replica, request)
+            except ApiError as err:
+                return answer(err.body, err.status, err.headers)
+            except (ConnectionError, asyncio.CancelledError):
+                raise  # the client is gone
+            except Exception:
+                log.exception("%s %s failed", request.method, request.path[:200])
+                sorry = ApiError(
+                    HTTPStatus.INTERNAL_SERVER_ERROR, "the server failed on this request; the collector's log says why"
+                )
+                return answer(sorry.body, sorry.status)
+
+        return serve
+
+    def close(self) -> None:
+        """Take no connection, give answers under way a moment, close what is left. May be called again."""
+        if self._loop.is_running():
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(DRAIN_SECONDS + 5.0)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(5.0)
+            self._loop.close()
+
+    async def _close(self) -> None:
+        for listener in self._sockets:
+            listener.close()
+        for server in self._servers:
+            await server.shutdown(DRAIN_SECONDS)
+
+
+class _Server(web.Server):
+    """aiohttp's server, with a bound on connections and on how long one may say nothing."""
+
+    def __init__(self, serve: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], body_limit: int) -> None:
+        def made(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+            return web.BaseRequest(message, payload, protocol, writer, task, self._loop, client_max_size=body_limit)
+
+        super().__init__(serve, request_factory=made, handler_cancellation=True, access_log=None)
+        #: Connections that have not sent a request's head yet.
+        self._silent: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
+
+    def connection(self) -> asyncio.BaseProtocol:
+        """The protocol of a new connection."""
+        if len(self.connections) + len(self._silent) >= 2 * MOST_CONNECTIONS or len(self.connections) >= MOST_CONNECTIONS:
+            return _Full()
+        protocol: asyncio.BaseProtocol = self()
+        self._silent[protocol] = self._loop.call_later(HEAD_SECONDS, self._expire, protocol)
+        return protocol
+
+    def begun(self, request: web.BaseRequest) -> None:
+        """A request's head is there."""
+        timer = self._silent.pop(request.protocol, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _expire(self, protocol: Any) -> None:
+        self._silent.pop(protocol, None)
+        protocol.force_close()
+
+
+class _Full(asyncio.Protocol):
+    """A connection too many: it is told so and closed."""
+
+    def connection_made(self, transport: Any) -> None:
+        transport.write(_REFUSAL)
+        transport.close()
+
+
+async def body_of(request: web.BaseRequest, limit: int) -> dict[str, Any]:
+    """The request's JSON object. Raises ApiError."""
+    if (request.content_length or 0) > limit:
+        raise ApiError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has {request.content_length} bytes; at most {limit} are read"
+        )
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            raw = await request.read()
+    except TimeoutError:
+        raise ApiError(HTTPStatus.REQUEST_TIMEOUT, f"the body was not there within {BODY_SECONDS:g} s") from None
+    except web.HTTPRequestEntityTooLarge:
+        raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than the {limit} bytes that are read") from None
+    try:
+        data = json.loads(raw, parse_constant=_no_number)
+    except (ValueError, RecursionError) as err:
+        raise bad(f"the body is not JSON: {str(err)[:200]}") from None
+    if not isinstance(data, dict):
+        raise bad(f"the body must be a JSON object; it is a {type(data).__name__}")
+    return data
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is not a number of JSON's")
+
+
+def answer(
+    data: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """A JSON answer."""
+    return web.Response(body=json.dumps(data).encode(), status=status, content_type="application/json", headers=headers)
