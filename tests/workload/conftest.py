@@ -28,7 +28,7 @@ from rljob_workload.megatron.policy import (
     quiet_megatron,
 )
 from rljob_workload.megatron.settings import engine_settings, model_settings
-from rljob_workload.runtime.collector import build_rollouts
+from rljob_workload.runtime.rollouts_of import build_rollouts
 from rljob_workload.runtime.step import validation_prompts
 
 ROOT = Path(__file__).parents[2]

@@ -111,10 +111,10 @@ async def test_a_batch_holds_what_the_engine_generated_and_nothing_else_counts(t
         rollouts = await play.next()
         assert len(rollouts) == 4
         await play.play(rollouts)
-        taken, batch = await asyncio.wait_for(play.collector.take(1), 10)
-        assert taken is not None
+        batch, info = await asyncio.wait_for(play.collector.take(1), 10)
+        assert info is not None
         assert batch is not None
-        assert taken.info.answer_tokens == batch.answer_tokens == 4 * 6
+        assert info.answer_tokens == batch.answer_tokens == 4 * 6
         for row in batch.rows:
             prompt = row.prompt_length
             assert row.spans == ((prompt, prompt + 3), (prompt + 5, prompt + 8))

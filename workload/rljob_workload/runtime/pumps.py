@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from rljob_api.layout import layout_of
 from rljob_api.spec import RLJobSpec
-from rljob_workload.algorithm.batch import HTTP, Answer, DecodeSlice, Request
+from rljob_workload.algorithm.batch import HTTP, Answer, DecodeSlice, Request, TrainBatch
 from rljob_workload.core.groups import Group
 from rljob_workload.core.ledger import SkipCause
 from rljob_workload.core.rollouts import Rollouts
@@ -70,7 +70,8 @@ class Pumps:
     def __init__(self, owner: Owner, spec: RLJobSpec) -> None:
         self._owner = owner
         self._spec = spec
-        self._replicas: list[list[Any]] = []
+        self._replicas: Sequence[Sequence[Any]] = []
+        self._numbers: Sequence[Sequence[int]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         #: Answers that each replica's engine still has to deliver.
         self._busy: list[int] = []
@@ -89,9 +90,9 @@ class Pumps:
         """Nothing is being generated, and nothing is about to be."""
         return not self._slices and not any(self._wanted(index) for index in range(len(self._replicas)))
 
-    def start(self, replicas: list[list[Any]]) -> None:
-        """Begin to pump; in the event loop of the actor's work."""
-        self._replicas = replicas
+    def start(self, replicas: Sequence[Sequence[Any]], numbers: Sequence[Sequence[int]]) -> None:
+        """Begin to pump; in the event loop of the actor's work. `numbers`: of the ranks of each replica."""
+        self._replicas, self._numbers = replicas, numbers
         self._busy = [0] * len(replicas)
         for index in range(len(replicas)):
             self._spawn(self._pump(index), f"replica {index}")
@@ -112,6 +113,30 @@ class Pumps:
         task = asyncio.create_task(guarded(), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    # ---- training ---------------------------------------------------------------------------
+
+    async def train(self, batch: TrainBatch, wake: bool) -> list[Any]:
+        """One training step on all ranks, with what each of them says, in the order of their numbers. Slices have ended.
+
+        Raises what a rank raised, or HungError naming those that do not answer.
+        """
+        ranks = {number: rank for replica, numbers in zip(self._replicas, self._numbers, strict=True)
+                 for number, rank in zip(numbers, replica, strict=True)}  # fmt: skip
+        ordered = sorted(ranks)
+        return await self._call("train", ordered, [ranks[number].train.remote(batch, wake) for number in ordered])
+
+    async def _call(self, what: str, numbers: Sequence[int], calls: Sequence[Awaitable[Any]]) -> list[Any]:
+        """The results of one call to each of these ranks."""
+        seconds = float(self._spec.deadlines.stall_seconds)
+        futures = [asyncio.ensure_future(call) for call in calls]
+        # The first failure is the cause; the others then wait in a collective.
+        await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+        results = [future.result() for future in futures if future.done()]
+        if absent := [number for number, future in zip(numbers, futures, strict=True) if not future.done()]:
+            named = ", ".join(map(str, absent))
+            raise HungError(f"{what}: no answer of rank {named} within {seconds:g} s (deadlines.stallSeconds)")
+        return results
 
     # ---- slices -----------------------------------------------------------------------------
 
@@ -202,14 +227,8 @@ class Pumps:
 
     async def _slice(self, replica: int, requests: Sequence[Request], goal: SliceGoal) -> tuple[list[Answer], int]:
         """One call of all ranks of a replica. Raises what a rank raised, or HungError naming those that do not answer."""
-        ranks, seconds = self._replicas[replica], float(self._spec.deadlines.stall_seconds)
-        calls = [asyncio.ensure_future(rank.decode.remote(requests, goal)) for rank in ranks]
-        # The first failure is the cause; the others then wait in a collective.
-        await asyncio.wait(calls, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-        slices: list[DecodeSlice] = [call.result() for call in calls if call.done()]
-        if absent := [replica * len(ranks) + index for index, call in enumerate(calls) if not call.done()]:
-            named = ", ".join(map(str, absent))
-            raise HungError(f"decode: no answer of rank {named} within {seconds:g} s (deadlines.stallSeconds)")
+        ranks, numbers = self._replicas[replica], self._numbers[replica]
+        slices: list[DecodeSlice] = await self._call("decode", numbers, [rank.decode.remote(requests, goal) for rank in ranks])
         return [answer for result in slices for answer in result.answers], slices[0].left
 
     # ---- scores -----------------------------------------------------------------------------
@@ -257,7 +276,10 @@ class Pumps:
                     self._owner.settle()
                     monitor.notify()
                     continue
-            await monitor.changed(seen, left)
+            if left is None or self._owner.players is not None:
+                await monitor.changed(seen, left)
+            else:  # whatever is handed out meanwhile has a later deadline
+                await asyncio.sleep(left)
 
     def _until_next_deadline(self) -> float | None:
         """Seconds until a group or a validation rollout is overdue; None while there is none whose clock runs."""

@@ -91,6 +91,16 @@ POINTS = (
         "KVBlockAllocator.allocate_memory_blocks",
         ("self", "num_blocks"),
     ),
+    PatchPoint(
+        "megatron.core.inference.contexts.dynamic_context",
+        "DynamicInferenceContext.deallocate_inference_state_buffers",
+        ("self",),
+    ),
+    PatchPoint(
+        "megatron.core.inference.contexts.dynamic_context",
+        "DynamicInferenceContext.reinitialize_inference_state_buffers",
+        ("self",),
+    ),
     # Multiplies by `torch.matmul` and `Tensor.matmul`, which are oneDNN's for this module.
     PatchPoint(
         "megatron.core.tensor_parallel.layers",
