@@ -60,9 +60,10 @@ SEED ?= 1
 N ?= 2000
 oracle: install ## Ask the real Megatron and our rules about N random layouts of SEED (build/oracle.json)
 	@$(PY) -W ignore -m dev.oracle --seed $(SEED) -n $(N)
-test-slow: install ## The long forms: parity with the API server (cluster up), fuzz, hand-overs of all layouts, oracle
+test-slow: install ## The long forms: parity with the API server and jobs of other shapes (cluster up), fuzz, hand-overs of all layouts, oracle
 	@eval "$$(dev/cluster.sh env)"
 	RLJOB_CRASHES=all $(PY) -m pytest -q -s tests/apiserver/test_crash_matrix.py
+	$(PY) -m pytest -q tests/e2e -m slow
 	RLJOB_PARITY_SPECS=5000 $(PY) -m pytest -q tests/apiserver/test_cel_parity.py
 	RLJOB_FUZZ=100000 $(PY) -m pytest -q tests/unit/fuzz
 	RLJOB_LAYOUT_CYCLES=200 $(PY) -m pytest -q tests/workload/test_layouts.py -k hand_over
@@ -100,8 +101,14 @@ proof-slow: install ## 200 SIGKILLs in short runs (build/proof-slow.json)
 bench-checkpoint: install ## Saves and loads at 0.1 M, 10 M and 135 M parameters beside torch.save
 	@$(PY) -m benchmarks.checkpoint
 
-.PHONY: gpu-smoke bench-export
+.PHONY: gpu-smoke bench-export check-bridge
 gpu-smoke: install ## The stack on this machine's NVIDIA GPUs, part by part (build/gpu-smoke.json); without one it says so
 	@$(PY) -W ignore -m dev.gpu_smoke
+check-bridge: install ## Our mapping of Hugging Face models beside megatron-bridge's and transformers (own environment)
+	@dev/bridge.sh check
 bench-export: install ## Logits of exported models in transformers beside the trainer's (build/bench/export.json)
 	@$(PY) -W ignore -m benchmarks.export
+
+.PHONY: bench-http
+bench-http: install ## The copy task through HTTP and an agent beside in process (build/bench/http.json)
+	@$(PY) -W ignore -m benchmarks.http

@@ -1,10 +1,10 @@
 """What a hand-over between generation and training costs, in each mode of the key/value cache.
 
-    .venv/bin/python -m benchmarks.handover [--cycles 1000] [--out build/bench/handover.json]
+    .venv/bin/python -m benchmarks.handover [--cycles 1000] [--json]
 
 One real rank in this process: every cycle takes in prompts, generates a little, hands over, takes an optimizer step and
 hands back, always with answers in flight. Reports the processor time of both directions, whether every answer came, and how
-much the process grew after the first tenth of the cycles.
+much the process grew after the first tenth of the cycles; writes build/bench/handover.json, or prints the rows (`--json`).
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ import logging
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass, field
 
 import psutil
 import yaml
+from benchmarks.results import ROOT, Row, table, write
 
 from rljob_api.manifest import judge
 from rljob_workload.algorithm.batch import Request, TrainBatch, TrainRow
 from rljob_workload.core.slices import SliceGoal
 from rljob_workload.runtime.rank import Rank, RankPlace
 
-ROOT = Path(__file__).parents[1]
 MODES = ("Persist", "Offload", "Recompute")
 #: Prompts of a cycle, answers to each, engine steps of a cycle.
 PROMPTS, ANSWERS, STEPS = 2, 4, 2
 #: Answers in flight at most: what one cycle adds and the cycles before have left.
 ROOM = 48
 ROWS = 8
+#: Milliseconds of processor time that a direction may take, at the median.
+AIM = 10
 
 
 @dataclass
@@ -55,21 +55,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cycles", type=int, default=1000)
     parser.add_argument("--mode", choices=MODES, action="append", help="only this mode (may be repeated)")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench" / "handover.json")
+    parser.add_argument("--json", action="store_true", help="print the rows instead of writing them")
     options = parser.parse_args()
     logging.getLogger("rljob").propagate = False  # two lines for each cycle; they are in the rank's own file
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for mode in options.mode or MODES:
         measured = measure(mode, options.cycles)
         rows += rows_of(mode, options.cycles, measured)
         if measured.done != measured.wanted or measured.engines != 1:
             print(f"{mode}: {measured.done} of {measured.wanted} answers, {measured.engines} engines", file=sys.stderr)
             return 1
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(rows, indent=2) + "\n")
-    for line in rows:
-        print(f"{line['measure']:44} {line['ours']:>10} {line['unit']:8} {line['note']}")
-    print(f"written to {options.out}")
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows]))
+    else:
+        print(table(rows))
+        print(f"written to {write('handover', rows).relative_to(ROOT)}")
     return 0
 
 
@@ -105,12 +105,14 @@ class started:  # noqa: N801 - reads as what it does in a with statement
         return rank
 
     def __exit__(self, *_: object) -> None:
+        import torch.distributed as dist
+        from megatron.core import parallel_state
         from megatron.core.inference.utils import InferenceMode
 
-        from rljob_workload.megatron.policy import destroy_process_groups
         from rljob_workload.runtime.logs import close_files
 
-        destroy_process_groups()
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
         InferenceMode.unset_active()
         close_files()
         self._directory.cleanup()
@@ -152,18 +154,19 @@ def batch(step: int) -> TrainBatch:
     return TrainBatch(step, (step,), (row,) * ROWS)
 
 
-def rows_of(mode: str, cycles: int, measured: Measured) -> list[dict[str, Any]]:
+def rows_of(mode: str, cycles: int, measured: Measured) -> list[Row]:
     """The report's rows of one mode."""
     growth = 100 * (measured.late_bytes / measured.early_bytes - 1)
     note = f"{cycles} cycles, answers always in flight; gradients freed in decode"
     rows = []
     for name, seconds in (("decode to train", measured.suspend), ("train to decode", measured.wake)):
-        for share in (50, 99):
+        for share, aim in ((50, AIM), (99, None)):
             value = 1000 * percentile(seconds, share)
-            rows.append(row(f"{mode}: {name}, p{share}", "cpu ms", value, "lower", note))
-    rows.append(row(f"{mode}: answers that came", "%", 100 * measured.done / measured.wanted, "higher", f"{measured.wanted}"))
+            rows.append(Row(f"{mode}: {name}, p{share}", "CPU ms", value, None, "lower", note, aim))
+    came = 100 * measured.done / measured.wanted
+    rows.append(Row(f"{mode}: answers that came", "%", came, None, "higher", f"of {measured.wanted}", 100))
     between = f"from cycle {cycles // 10} to {cycles}, of {measured.early_bytes / 2**20:.0f} MiB"
-    rows.append(row(f"{mode}: memory growth", "%", growth, "lower", between))
+    rows.append(Row(f"{mode}: memory growth", "%", growth, None, "lower", between))
     return rows
 
 
@@ -171,19 +174,6 @@ def percentile(values: Sequence[float], share: int) -> float:
     """The value that `share` percent of the values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, len(ordered) * share // 100)]
-
-
-def row(measure: str, unit: str, ours: float, better: str, note: str) -> dict[str, Any]:
-    """One row of the common form of all benchmarks."""
-    return {
-        "measure": measure,
-        "unit": unit,
-        "ours": round(ours, 3),
-        "peer": None,
-        "ratio": None,
-        "better": better,
-        "note": note,
-    }
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from benchmarks.results import ROOT, BenchError, environment
 LOOK = 0.2
 #: Kinds of processes: ours by the beginning of their command lines, and Ray's daemons.
 OURS = {"rank": "ray::Rank", "collector": "ray::Collector"}
-KINDS = (*OURS, "driver", "ray")
+AGENTS = ("rljob_workload.agents.", "agent_guard.py")
+KINDS = (*OURS, "agent", "driver", "ray")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +84,14 @@ def _cpu(root: psutil.Process) -> dict[str, float] | None:
         for process in [root, *root.children(recursive=True)]:
             times = process.cpu_times()
             line = " ".join(process.cmdline())
-            kind = next(
-                (kind for kind, title in OURS.items() if line.startswith(title)), "driver" if "rljob_" in line else "ray"
-            )
+            kind = next((kind for kind, title in OURS.items() if line.startswith(title)), _other(line))
             sums[kind] += times.user + times.system
     except psutil.NoSuchProcess:
         return None
     return sums
+
+
+def _other(line: str) -> str:
+    if any(name in line for name in AGENTS):
+        return "agent"
+    return "driver" if "rljob_" in line else "ray"

@@ -29,7 +29,7 @@ from rljob_workload.megatron import device
 from rljob_workload.megatron.engine import ResidentEngine
 from rljob_workload.megatron.policy import Policy, init_process_groups, quiet_megatron
 from rljob_workload.megatron.settings import engine_settings, model_settings
-from rljob_workload.runtime.collector import build_rollouts
+from rljob_workload.runtime.rollouts_of import build_rollouts
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "copy.yaml"

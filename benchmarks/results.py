@@ -21,7 +21,10 @@ class BenchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measure. `peer` is what it is compared with, named in the note; `ratio` is ours divided by it."""
+    """One measure. `peer` is what it is compared with, named in the note; `ratio` is ours divided by it.
+
+    `aim`: what `ratio` (where there is a peer, else `ours`) should reach; the note then says whether it does.
+    """
 
     measure: str
     unit: str
@@ -29,13 +32,33 @@ class Row:
     peer: float | None
     better: Literal["higher", "lower"]
     note: str
+    aim: float | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether the aim is reached; True without one."""
+        if self.aim is None:
+            return True
+        value = self.ours / self.peer if self.peer else self.ours
+        return value >= self.aim if self.better == "higher" else value <= self.aim
 
     def as_json(self) -> dict[str, Any]:
         """The documented form, figures cut to four digits."""
-        values = asdict(self) | {"ours": _cut(self.ours), "peer": None if self.peer is None else _cut(self.peer)}
+        values = (
+            asdict(self)
+            | {"note": self.note + self._verdict()}
+            | {"ours": _cut(self.ours), "peer": None if self.peer is None else _cut(self.peer)}
+        )
         order = ("measure", "unit", "ours", "peer", "ratio", "better", "note")
         values["ratio"] = None if not self.peer else _cut(self.ours / self.peer)
         return {name: values[name] for name in order}
+
+    def _verdict(self) -> str:
+        if self.aim is None:
+            return ""
+        bound = "at least" if self.better == "higher" else "at most"
+        unit = " times" if self.peer else f" {self.unit}"
+        return f"; aim: {bound} {self.aim:g}{unit}, {'reached' if self.reached else 'NOT reached'}"
 
 
 def _cut(value: float) -> float:
@@ -48,7 +71,7 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         found = row.as_json()
         peer, ratio = ("-" if found[name] is None else f"{found[name]:g}" for name in ("peer", "ratio"))
-        lines.append(f"{row.measure:46} {found['ours']:9g} {peer:>9} {ratio:>6}  {row.unit}; {row.note}")
+        lines.append(f"{row.measure:46} {found['ours']:9g} {peer:>9} {ratio:>6}  {row.unit}; {found['note']}")
     return "\n".join(lines)
 
 

@@ -105,9 +105,10 @@ def compared(name: str, case: Case, mine: list[dict[str, Any]], theirs: list[dic
     samples = case.prompts * case.answers
     size = f"{mine[0]['parameters']:,} parameters, {case.prompts} x {case.answers} answers of {case.new_tokens} tokens"
     peer = f"peer: TRL {theirs[0]['version']}"
+    aim = 1.0 if case is LONG else None
     made = [
-        Row(f"{name}: steps/s", "steps/s", steps[0], steps[1], "higher", f"{peer}; {size}"),
-        Row(f"{name}: steps per CPU second", "steps/CPU s", cpu[0], cpu[1], "higher", f"{peer}; one thread"),
+        Row(f"{name}: steps/s", "steps/s", steps[0], steps[1], "higher", f"{peer}; {size}", aim),
+        Row(f"{name}: steps per CPU second", "steps/CPU s", cpu[0], cpu[1], "higher", f"{peer}; one thread", aim),
         Row(f"{name}: samples/s", "samples/s", samples * steps[0], samples * steps[1], "higher", f"{peer}; trained answers"),
         Row(
             f"{name}: peak memory", "MiB", middle(mine, "peak_megabytes"), middle(theirs, "peak_megabytes"), "lower",

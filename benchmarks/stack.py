@@ -3,7 +3,8 @@
     python -m benchmarks.stack STEPS     the parts alone, in one process: prints one JSON object
 
 The parts (the engine answering, the train step) are timed inside the loop of one process, so that both sides see the same
-batches with the same lengths; the whole is the same job under `rljob local`: driver, collector and rank on Ray.
+batches with the same lengths; the whole is the same job under `rljob local`: driver, collector and rank on Ray. The two
+halves take turns, so that whatever else the machine does meets them alike, and are compared by the medians of the turns.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.local_run import Watched, watch
@@ -18,6 +21,8 @@ from benchmarks.loop import Loop, one_rank, spec_of
 from benchmarks.results import Row, child, python
 
 WARM_UP, STEPS = 10, 150
+#: Times that each half runs.
+TURNS = 3
 #: Phases of metrics.jsonl that every step has.
 PHASES = ("generate", "train", "handover", "commit")
 LIMIT = 1.25
@@ -55,46 +60,65 @@ def parts(steps: int) -> dict[str, Any]:
 
 
 def rows() -> list[Row]:
-    """Measure both sides."""
-    alone = child("the parts alone", python("benchmarks.stack", str(STEPS)), 180)
-    whole = watch(
-        [f"spec.algorithm.grpo.steps={STEPS}", f"spec.checkpoint.everySteps={STEPS}", f"spec.validation.everySteps={STEPS}"],
-        warm_up=WARM_UP,
-        seconds=240,
-    )
+    """Measure both halves, in turns."""
+    alone, whole = [], []
+    for _ in range(TURNS):
+        alone.append(child("the parts alone", python("benchmarks.stack", str(STEPS)), 120))
+        whole.append(_job())
     return judged(alone, whole)
 
 
-def judged(alone: dict[str, Any], whole: Watched) -> list[Row]:
-    """The rows of part (a)."""
-    lines = whole.lines[WARM_UP:-1]  # the last step saves and validates
-    phases = {phase: statistics.median(line["seconds"].get(phase, 0.0) for line in lines) for phase in PHASES}
-    filtered = statistics.fmean(len(line["filtered"]) for line in lines)
-    engine = {kind: alone[kind]["engine"] + alone[kind]["submit"] for kind in ("cpu", "wall")}
-    sums = {kind: 1000 * (engine[kind] + alone[kind]["train"]) for kind in ("cpu", "wall")}
-    loop = {kind: 1000 * sum(alone[kind].values()) for kind in ("cpu", "wall")}
-    same = f"per step of {alone['samples']:.0f} answers"
-    load = f"{same}; {filtered:.1f} prompts a step were filtered, {alone['filtered']:.1f} in the parts' loop"
-    cpu = {kind: 1000 * seconds / whole.steps for kind, seconds in whole.cpu.items()}
-    ours = sum(seconds for kind, seconds in cpu.items() if kind != "ray")
-    limit = f"limit {LIMIT:g} times"
+def _job() -> Watched:
+    only_at_the_end = ("algorithm.grpo.steps", "checkpoint.everySteps", "validation.everySteps")
+    return watch([f"spec.{path}={STEPS}" for path in only_at_the_end], warm_up=WARM_UP, seconds=120)
+
+
+@dataclass(frozen=True, slots=True)
+class _Half:
+    """One run of the parts alone: milliseconds per step of CPU and wall."""
+
+    engine: dict[str, float]
+    train: dict[str, float]
+    loop: dict[str, float]
+
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> _Half:
+        parts = {kind: {part: 1000 * seconds for part, seconds in found[kind].items()} for kind in ("cpu", "wall")}
+        return cls(
+            engine={kind: parts[kind]["engine"] + parts[kind]["submit"] for kind in parts},
+            train={kind: parts[kind]["train"] for kind in parts},
+            loop={kind: sum(parts[kind].values()) for kind in parts},
+        )
+
+
+def judged(alone: Sequence[dict[str, Any]], whole: Sequence[Watched]) -> list[Row]:
+    """The rows of part (a): medians over the turns."""
+    halves = [_Half.of(found) for found in alone]
+    engine, train, loop = ({kind: _median(getattr(half, name)[kind] for half in halves) for kind in ("cpu", "wall")}
+                           for name in ("engine", "train", "loop"))  # fmt: skip
+    sums = {kind: engine[kind] + train[kind] for kind in engine}
+    cpu = {kind: _median(1000 * run.cpu[kind] / run.steps for run in whole) for kind in whole[0].cpu}
+    ours = _median(sum(1000 * run.cpu[kind] / run.steps for kind in run.cpu if kind != "ray") for run in whole)
+    lines = [line for run in whole for line in run.lines[WARM_UP:-1]]  # the last step saves and validates
+    phases = {phase: 1000 * _median(line["seconds"].get(phase, 0.0) for line in lines) for phase in PHASES}
+    same = f"per step of {alone[0]['samples']:.0f} answers"
+    filtered = [statistics.fmean(len(line["filtered"]) for line in lines), statistics.fmean(one["filtered"] for one in alone)]
+    peer = f"peer: the two parts alone; medians of {len(halves)} turns"
+    load = f"{peer}; {filtered[0]:.1f} prompts a step were filtered, {filtered[1]:.1f} in the parts' loop"
     return [
-        Row("engine alone, CPU", "ms", 1000 * engine["cpu"], None, "lower", f"{same}, submission included"),
-        Row("train step alone, CPU", "ms", 1000 * alone["cpu"]["train"], None, "lower", same),
-        Row("loop in one process, CPU", "ms", loop["cpu"], sums["cpu"], "lower", f"peer: the two parts alone; {limit}"),
-        Row("loop in one process, wall", "ms", loop["wall"], sums["wall"], "lower", f"peer: the two parts alone; {limit}"),
-        Row("whole job, CPU", "ms", ours, sums["cpu"], "lower", f"peer: the two parts; {limit}; {load}"),
-        Row(
-            "whole job, wall",
-            "ms",
-            1000 * sum(phases.values()),
-            sums["wall"],
-            "lower",
-            f"medians; peer: the two parts; {limit}",
-        ),
+        Row("engine alone, CPU", "ms", engine["cpu"], None, "lower", f"{same}, submission included"),
+        Row("train step alone, CPU", "ms", train["cpu"], None, "lower", same),
+        Row("loop in one process, CPU", "ms", loop["cpu"], sums["cpu"], "lower", peer, LIMIT),
+        Row("loop in one process, wall", "ms", loop["wall"], sums["wall"], "lower", peer, LIMIT),
+        Row("whole job, CPU", "ms", ours, sums["cpu"], "lower", load, LIMIT),
+        Row("whole job, wall", "ms", sum(phases.values()), sums["wall"], "lower", peer, LIMIT),
         *(Row(f"whole job's {kind}, CPU", "ms", cpu[kind], None, "lower", note) for kind, note in SHARES.items()),
-        *(Row(f"phase {phase}, wall", "ms", 1000 * seconds, None, "lower", "median") for phase, seconds in phases.items()),
+        *(Row(f"phase {phase}, wall", "ms", value, None, "lower", "median") for phase, value in phases.items()),
     ]
+
+
+def _median(values: Iterable[float]) -> float:
+    return statistics.median(values)
 
 
 if __name__ == "__main__":

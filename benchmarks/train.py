@@ -25,6 +25,7 @@ from benchmarks.uneven import CONTEXT, MEDIAN, P99_OVER_MEDIAN, PROMPTS, SLOTS, 
 PAGE = ROOT / "docs" / "trainer.md"
 BEGIN, END = "<!-- speed: written by `make bench-train-page` -->", "<!-- end of speed -->"
 ROUNDS = 4
+ASYNC_AIM = 1.5
 
 
 def uneven_rows() -> list[Row]:
@@ -42,7 +43,7 @@ def uneven_rows() -> list[Row]:
         arm = arms[age]
         for kind, unit in (("wall", "samples/s"), ("cpu", "samples/CPU s")):
             rate, base = (side["samples"] / side[kind] for side in (arm, sync))
-            rows.append(Row(f"async, age {age}: {unit}", unit, rate, base, "higher", f"peer: sync; limit 1.5 times; {same}"))
+            rows.append(Row(f"async, age {age}: {unit}", unit, rate, base, "higher", f"peer: sync; {same}", ASYNC_AIM))
         steps = ROUNDS * STEPS_PER_ROUND
         rows.append(
             Row(f"async, age {age}: engine iterations", "per step", arm["iterations"] / steps, sync["iterations"] / steps,

@@ -43,6 +43,6 @@ say "images, chart, operator"
 dev/images.sh all
 dev/deploy.sh up
 say "chart tests, end to end"
-pytest tests/chart tests/e2e
+pytest tests/chart tests/e2e -m "not slow"
 say "faults: the quick ones (make faults runs all)"
 pytest tests/faults -m "not slow"

@@ -51,6 +51,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     for name, text in (
         ("load-replay-buffer", "train on finished answers of the checkpoint (default yes)"),
         ("keep-rows", "keep rows of undone prompts in the checkpoint (replayable source; default yes)"),
+        (
+            "free-order",
+            "the trainer evicts what comes too late instead of waiting for it (default: with a rule that is not ours)",
+        ),
         ("vary", "change P, G, ages, caps and the use of the buffer at every resume (default no)"),
     ):
         parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)

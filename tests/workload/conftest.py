@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 import yaml
 
 from rljob_api.manifest import judge
@@ -23,12 +24,11 @@ from rljob_workload.megatron.device import RankBarrier
 from rljob_workload.megatron.engine import ResidentEngine
 from rljob_workload.megatron.policy import (
     Policy,
-    destroy_process_groups,
     init_process_groups,
     quiet_megatron,
 )
 from rljob_workload.megatron.settings import engine_settings, model_settings
-from rljob_workload.runtime.collector import build_rollouts
+from rljob_workload.runtime.rollouts_of import build_rollouts
 from rljob_workload.runtime.step import validation_prompts
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,10 @@ def ranks() -> Iterator[None]:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     init_process_groups(model_settings(copy_spec()), rank=0, world=1, address=address, timeout=60)
     yield
-    destroy_process_groups()
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
 
 
 @dataclass

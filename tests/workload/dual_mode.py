@@ -1,6 +1,8 @@
 """A process of its own for dual mode: the stand-in for Transformer Engine must be there before Megatron is imported.
 
-    python -m tests.workload.dual_mode DIRECTORY
+    python -m tests.workload.dual_mode DIRECTORY RANK WORLD ADDRESS [experts]
+
+With `experts` it is a mixture of experts on Transformer Engine's layers; Megatron has dual mode for other experts only.
 
 Trains, hands over with answers in flight, saves, resumes, exports, and begins from the export. Prints what it found as JSON.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ fake_transformer_engine.install()
 
 import torch  # noqa: E402
 import yaml  # noqa: E402
-from benchmarks.loop import Loop, one_rank  # noqa: E402
+from benchmarks.loop import Loop  # noqa: E402
 
 from rljob_api.findings import errors  # noqa: E402
 from rljob_api.manifest import judge  # noqa: E402
@@ -30,33 +33,43 @@ from rljob_workload.core.store.facts import facts_of  # noqa: E402
 from rljob_workload.huggingface.export import export  # noqa: E402
 from rljob_workload.megatron import device, weights  # noqa: E402
 from rljob_workload.megatron.colocated import Colocated  # noqa: E402
-from rljob_workload.megatron.policy import Policy  # noqa: E402
+from rljob_workload.megatron.policy import Policy, init_process_groups, quiet_megatron  # noqa: E402
 from rljob_workload.megatron.settings import model_settings  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 CALLS = fake_transformer_engine.CALLS
 
 
-def spec_of(model: dict[str, Any] | None = None) -> RLJobSpec:
-    """The example in dual mode on one GPU, which every rule has to accept."""
+EXPERTS = sys.argv[-1] == "experts"
+
+
+def spec_of(world: int, model: dict[str, Any] | None = None) -> RLJobSpec:
+    """The example in dual mode, one GPU for each tensor rank, which every rule has to accept."""
     raw = yaml.safe_load((ROOT / "examples" / "copy.yaml").read_text())["spec"]
-    raw["trainer"]["gpusPerNode"] = 1
+    raw["trainer"]["gpusPerNode"] = world
+    raw["parallelism"] = {"tensor": world, "sequence": world > 1}
+    if EXPERTS:
+        raw["model"]["shape"] |= {"experts": 4, "topK": 2}
     if model:
         raw["model"] = model
     raw["model"] |= {"transformer": "TransformerEngine", "dtype": "bfloat16", "allowInferenceOptimizedTraining": True}
-    raw["generation"]["inferenceOptimized"] = True
+    raw["generation"]["inferenceOptimized"] = not EXPERTS
     verdict = judge("dual", raw)
     assert verdict.spec is not None, verdict.findings
     assert not errors(verdict.findings), verdict.findings
     return verdict.spec
 
 
-def main(directory: Path) -> dict[str, Any]:
-    """All of it; what is compared is left to the test."""
-    spec = spec_of()
-    # The one thing that is not as on a GPU machine, beside the kernels.
+def main(directory: Path, rank: int, world: int, address: str) -> dict[str, Any]:
+    """All of it; what is compared is left to the test. Tensor ranks get the same prompts and find the same answers."""
+    spec = spec_of(world)
+    # What is not as on a GPU machine, beside the kernels.
     device.require = lambda *_, **__: None
-    one_rank(spec)
+    quiet_megatron()
+    init_process_groups(model_settings(spec), rank=rank, world=world, address=address, timeout=60)
+    from megatron.core.inference import symmetric_memory
+
+    symmetric_memory.HAVE_TORCH_SYMM_MEM = False  # memory that GPUs share; its absence is Megatron's own fallback
     loop = Loop(spec)
     layers = sorted({type(one).__name__ for one in loop.policy.model.modules()})
     found: dict[str, Any] = {"layers": layers, "generating": [], "training": [], "errors": []}
@@ -78,16 +91,24 @@ def main(directory: Path) -> dict[str, Any]:
         found["errors"].append(stats.gen_logprob_error)
     handover.to_train()
 
-    run = RunDirectory(directory / "run")
-    run.create()
-    token = run.take_token(Owner(namespace="default", name="dual", uid="u", attempt=1), None).token
-    tmp = run.begin(3, token)
-    weights.save(loop.policy, None, tmp)
-    checkpoint = run.publish(tmp, 3, token, {}, Origin(facts=facts_of(spec)))
+    saved = directory / "saved"
+    saver = weights.Saver(loop.policy, None)
+    saver.stage(saved)
+    reports: list[Any] = [None] * world
+    torch.distributed.all_gather_object(reports, saver.written())
+    saver.finish(reports)
+    torch.distributed.barrier()
+    if rank == 0:
+        run = RunDirectory(directory / "run")
+        run.create()
+        token = run.take_token(Owner(namespace="default", name="dual", uid="u", attempt=1), None).token
+        tmp = run.begin(3, token)
+        shutil.copytree(saved, tmp, dirs_exist_ok=True)
+        export(run.publish(tmp, 3, token, {}, Origin(facts=facts_of(spec))), directory / "hf", dtype="bfloat16")
+    torch.distributed.barrier()
     resumed = Policy(dataclasses.replace(loop.policy.settings, seed=99))
-    weights.load(resumed, None, checkpoint.path)
-    export(checkpoint, directory / "hf", dtype="bfloat16")
-    begun = Policy(model_settings(spec_of({"huggingFace": {"path": str(directory / "hf")}})))
+    weights.load(resumed, None, saved)
+    begun = Policy(model_settings(spec_of(world, {"huggingFace": {"path": str(directory / "hf")}})))
     found["begun"] = [name for name, one in begun.parameters().items() if not torch.equal(one, loop.policy.parameters()[name])]
     for policy in (loop.policy, resumed):
         policy.enter_train()
@@ -98,4 +119,4 @@ def main(directory: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]))))
+    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])))

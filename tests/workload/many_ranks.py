@@ -24,8 +24,8 @@ from rljob_workload.core.slices import SliceGoal
 from rljob_workload.core.weight_digest import WeightDigest, contradict
 from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.environments import load_environment
-from rljob_workload.runtime.collector import build_rollouts
 from rljob_workload.runtime.rank import Rank, RankPlace, RankStep
+from rljob_workload.runtime.rollouts_of import build_rollouts
 from rljob_workload.runtime.step import validation_prompts
 
 #: Seconds for one call of all ranks; far above what any takes, so that a hang is a failure and not a stuck test.

@@ -18,38 +18,76 @@ from rljob_workload.megatron import device
 from rljob_workload.megatron.errors import DeviceError
 
 from .conftest import ROOT
+from .many_ranks import free_address
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.workload.dual_mode", str(tmp_path_factory.mktemp("dual"))]
+def play(directory: Path, world: int, *more: str) -> list[dict[str, Any]]:
+    """What each rank found."""
+    (directory / "saved").mkdir()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ROOT, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, "-m", "tests.workload.dual_mode", str(directory)]
+    address = free_address()
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(world), address, *more],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+        )
+        for rank in range(world)
+    ]
+    told = []
+    try:
+        for rank in ranks:
+            out, errors = rank.communicate(timeout=250)
+            assert rank.returncode == 0, errors[-3000:]
+            told.append(json.loads(out.splitlines()[-1]))
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
     return told
 
 
-def test_the_model_is_made_of_megatrons_inference_optimized_layers(found: dict[str, Any]) -> None:
+@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two tensor ranks"])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return play(tmp_path_factory.mktemp("dual"), request.param)
+
+
+def test_the_model_is_made_of_megatrons_inference_optimized_layers(found: list[dict[str, Any]]) -> None:
     wanted = {"InferenceLayerNormColumnParallelLinear", "InferenceRowParallelLinear", "TEDotProductAttention", "RMSNorm"}
-    assert wanted <= set(found["layers"])
-    assert "RowParallelLinear" not in found["layers"]
+    for rank in found:
+        assert wanted <= set(rank["layers"])
+        assert "RowParallelLinear" not in rank["layers"]
 
 
-def test_it_generates_by_the_kernels_and_trains_by_transformer_engine(found: dict[str, Any]) -> None:
+def test_it_generates_by_the_kernels_and_trains_by_transformer_engine(found: list[dict[str, Any]]) -> None:
     """Each layer of each forward; the hand-over is what switches it, with answers in flight."""
-    assert all(calls.keys() == {"norm"} and calls["norm"] > 0 for calls in found["generating"])
-    assert all(calls.keys() == {"training"} and calls["training"] > 0 for calls in found["training"])
+    kernels = {"norm"} if len(found) == 1 else {"norm", "gather", "scatter"}
+    for rank in found:
+        assert all(calls.keys() == kernels for calls in rank["generating"])
+        assert all(calls.keys() == {"training"} for calls in rank["training"])
 
 
-def test_both_ways_compute_the_same_log_probs(found: dict[str, Any]) -> None:
-    errors = [error for error in found["errors"] if error is not None]
+def test_both_ways_compute_the_same_log_probs(found: list[dict[str, Any]]) -> None:
+    errors = [error for rank in found for error in rank["errors"] if error is not None]
     assert errors
     assert max(errors) < 0.1  # bfloat16
 
 
-def test_it_is_saved_resumed_exported_and_begun_from_the_export(found: dict[str, Any]) -> None:
-    assert (found["resumed"], found["begun"]) == ([], [])
+def test_it_is_saved_resumed_exported_and_begun_from_the_export(found: list[dict[str, Any]]) -> None:
+    assert [(rank["resumed"], rank["begun"]) for rank in found] == [([], [])] * len(found)
+
+
+def test_experts_on_transformer_engine_are_grouped_and_do_the_same(tmp_path: Path) -> None:
+    """Without dual mode, which Megatron has for other experts. Their tensors have the names of those that run one by one."""
+    (rank,) = play(tmp_path, 1, "experts")
+    assert {"TEGroupedMLP", "TEColumnParallelGroupedLinear", "TELayerNormColumnParallelLinear"} <= set(rank["layers"])
+    assert all(calls.keys() == {"training", "experts"} for calls in [*rank["generating"], *rank["training"]])
+    assert max(error for error in rank["errors"] if error is not None) < 0.1
+    assert (rank["resumed"], rank["begun"]) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,26 @@ def test_admission_stops_where_the_cache_is_full(engine: Callable[..., ResidentE
     assert len(answers) == sum(request.answers for request in requests(12, 3))
 
 
+def test_a_cache_that_is_put_away_comes_back_with_the_blocks_in_use(engine: Callable[..., ResidentEngine]) -> None:
+    built = engine(kv_mode="offload")
+    context = built._engine.context
+    built.submit(requests(5, 7))
+    for _ in range(6):
+        built.step()
+    before, table = context.memory_buffer.clone(), context.request_to_kv_block_ids[: context.total_request_count].clone()
+    used = sorted(set(table.flatten().tolist()) - {-1})
+    built.suspend()
+    built.suspend()
+    assert context.memory_buffer.numel() == 0
+    built.resume(1)
+    after = context.memory_buffer
+    assert after.shape == before.shape
+    assert torch.equal(after[:, :, used], before[:, :, used])
+    after[:, :, used] = 0.0
+    assert len(used) > 5
+    assert not after.any()
+
+
 def test_every_answer_has_the_length_that_its_request_imposes(engine: Callable[..., ResidentEngine]) -> None:
     asked = requests(20, 4)
     built = engine()

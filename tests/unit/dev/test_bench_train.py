@@ -24,6 +24,18 @@ def test_a_result_has_the_documented_form(tmp_path: Path, monkeypatch: pytest.Mo
     assert "12.35" in table(rows)
 
 
+def test_a_row_with_an_aim_says_whether_it_is_reached() -> None:
+    slow, fast = (Row("whole", "ms", ours, 50.0, "lower", "peer: parts", 1.25) for ours in (63.0, 62.0))
+    few, short = (
+        Row("rate", "1/s", 1.4, 1.0, "higher", "peer: sync", 1.5),
+        Row("save", "ms", 90.0, None, "lower", "median", 200),
+    )
+    assert (slow.reached, fast.reached, few.reached, short.reached) == (False, True, False, True)
+    assert slow.as_json()["note"] == "peer: parts; aim: at most 1.25 times, NOT reached"
+    assert short.as_json()["note"] == "median; aim: at most 200 ms, reached"
+    assert "aim: at least 1.5 times, NOT reached" in table([few])
+
+
 def test_a_part_that_fails_is_an_error_with_its_words() -> None:
     with pytest.raises(BenchError, match=r"the part ended with 1: .*no_such_module"):
         child("the part", python("benchmarks.no_such_module"), 60)
@@ -44,7 +56,7 @@ def test_the_stacks_overhead_is_its_time_over_the_two_parts() -> None:
     alone = {"cpu": parts, "wall": parts, "samples": 128.0, "filtered": 1.0}
     line = {"seconds": {"generate": 0.045, "train": 0.02, "handover": 0.001, "commit": 0.003}, "filtered": [1, 2]}
     whole = Watched([line] * 40, 30.0, {"rank": 6.0, "collector": 0.4, "driver": 0.2, "ray": 1.0}, 100)
-    ratios = {row.measure: row.as_json()["ratio"] for row in judged(alone, whole)}
+    ratios = {row.measure: row.as_json()["ratio"] for row in judged([alone] * 3, [whole] * 3)}
     assert ratios["loop in one process, CPU"] == pytest.approx(63 / 60, rel=1e-3)
     assert ratios["whole job, CPU"] == pytest.approx(66 / 60, rel=1e-3)
     assert ratios["whole job, wall"] == pytest.approx(69 / 60, rel=1e-3)

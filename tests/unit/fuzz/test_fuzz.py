@@ -84,13 +84,12 @@ def test_the_command_line_answers_every_damaged_text(tmp_path: Path, capsys: pyt
     assert min(statuses.values()) > TEXTS // 100, statuses
 
 
-def test_aliases_that_multiply_end_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_aliases_that_multiply_are_not_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They stand for 10**39 names: whoever follows them never gets here."""
     lines = ["a0: &a0 [x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 40)]
     file = tmp_path / "bomb.yaml"
     file.write_text("\n".join(lines))
-    began = time.process_time()
     assert main(["validate", str(file)]) == 2
-    assert time.process_time() - began < 0.5
     assert "aliases multiply" in capsys.readouterr().err
 
 

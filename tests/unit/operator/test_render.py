@@ -12,6 +12,7 @@ import yaml
 
 from rljob_api.spec import RLJobSpec
 from rljob_operator.render import TemplateError, lay_under, ray_cluster
+from rljob_operator.render_preflight import preflight_pod
 
 from .builders import job, spec
 
@@ -123,3 +124,15 @@ def test_a_list_item_of_ours_takes_the_place_of_the_templates() -> None:
 def test_a_wrong_shape_is_named_by_path() -> None:
     with pytest.raises(TemplateError, match=r"^x\.env: must be a list; found 'no'$"):
         lay_under({"env": "no"}, {"env": []}, "x")
+
+
+def test_the_model_of_the_example_is_mounted_in_head_workers_and_preflight() -> None:
+    example = yaml.safe_load((Path(__file__).parents[3] / "examples" / "from-hugging-face.yaml").read_text())["spec"]
+    made, parsed = job(spec=example), RLJobSpec.model_validate(example)
+    cluster = ray_cluster(made, parsed, 1)["spec"]
+    pods = [cluster["headGroupSpec"]["template"], cluster["workerGroupSpecs"][0]["template"], preflight_pod(made, parsed, "x")]
+    for pod in pods:
+        (container,) = pod["spec"]["containers"]
+        assert {"name": "models", "mountPath": "/models", "readOnly": True} in container["volumeMounts"]
+        claims = [one["persistentVolumeClaim"]["claimName"] for one in pod["spec"]["volumes"] if "persistentVolumeClaim" in one]
+        assert "models" in claims

@@ -19,6 +19,7 @@ from rljob_workload.core.checkpoint import MANIFEST, Owner, RunDirectory
 from rljob_workload.preflight import Order, checkpoint_path, preflight
 from rljob_workload.preflight.__main__ import main
 from rljob_workload.preflight.report import encode, fitted
+from tests.unit.workload import hf_models
 
 from .builders import COLLECTOR, LEDGER, owner, raw_spec, save, spec_with
 
@@ -178,18 +179,24 @@ def test_what_fits_is_gone_on_from(volume: Path, changes: dict[str, Any], reshar
     assert report.checkpoint.reshard == reshard
 
 
-def test_the_model_s_own_config_is_asked_where_it_is_mounted(tmp_path: Path) -> None:
+def test_the_model_s_own_config_and_weights_are_asked_where_they_are_mounted(tmp_path: Path) -> None:
     model = tmp_path / "model"
-    model.mkdir()
-    config = {"model_type": "llama", "num_attention_heads": 4, "hidden_size": 64, "num_hidden_layers": 3}
-    (model / "config.json").write_text(json.dumps(config | {"intermediate_size": 128, "vocab_size": 64}))
-    changes = {"model__preset": None, "model__huggingFace": {"path": str(model)}}
+    hf_models.make("qwen2", model)
+    sizes = {"layers": 3, "hiddenSize": 64, "attentionHeads": 4, "queryGroups": 2, "ffnHiddenSize": 96, "vocabSize": 65}
+    changes = {"model__preset": None, "model__huggingFace": {"path": str(model)}, "model__shape": sizes}
     report = preflight(order_for(tmp_path, **changes))
     assert report.outcome == "Incompatible"
-    assert report.differs == ["spec.model.shape.layers: 2 differs from 3 in the model's config.json"]
-    assert preflight(order_for(tmp_path, model__shape__layers=3, **changes)).outcome == "Fresh"
+    assert report.differs == ["spec.model.shape.layers: 3 differs from 2 in the model's config.json"]
+    changes["model__shape"] = sizes | {"layers": 2}
+    assert preflight(order_for(tmp_path, **changes)).outcome == "Fresh"
+    (model / "model.safetensors").unlink()
+    report = preflight(order_for(tmp_path, **changes))
+    assert (report.outcome, report.token) == ("Incompatible", 0)
+    assert report.message.startswith("spec.model.huggingFace.path: ")
+    assert report.message.endswith("/model has no *.safetensors")
     (model / "config.json").write_text("[]")
     assert "config.json: not a JSON object" in preflight(order_for(tmp_path, **changes)).message
+    assert preflight(order_for(tmp_path, **changes | {"model__huggingFace": {"path": "/elsewhere"}})).outcome == "Fresh"
 
 
 # ---- another job's checkpoint ------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import tempfile
@@ -52,13 +53,13 @@ def attempt_in(directory: Path, **changes: Any) -> Attempt:
     return Attempt("copy", "default", "u", 2, spec_with(**changes), directory)
 
 
-def run(attempt: Attempt, start_ray: Callable[[], dict[str, int]] = dict) -> int:
+def run(attempt: Attempt, start_ray: Callable[[], dict[str, int]] = dict, port: int = 0) -> int:
     return execute(
         attempt,
         start_ray=start_ray,
         mirror=attempt.directory / "progress.json",
         host="127.0.0.1",
-        port=0,
+        port=port,
         spread=False,
         show_log=True,
         show_bar=False,
@@ -236,6 +237,18 @@ def test_what_could_not_be_loaded_is_passed_over_by_the_next_local_attempt_until
     assert ended(ExitCode.CHECKPOINT_UNLOADABLE, None) == [before, newest]  # it took no token: none of them is valid
     assert ended(ExitCode.STOPPED, before) == []
     assert ended(ExitCode.CHECKPOINT_UNLOADABLE, None, source="runs/default/other/step-000030-t000001") == []
+
+
+def test_a_progress_port_in_use_is_named_before_anything_is_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    started: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code = run(attempt_in(tmp_path), lambda: started.append("ray") or {}, port)
+    assert (code, started) == (ExitCode.ENVIRONMENT_MISSING, [])
+    said = capsys.readouterr().err
+    assert f"cannot serve the progress report on 127.0.0.1:{port}: Address already in use" in said
+    assert "end the process that listens on that port" in said
+    assert "Traceback" not in said
 
 
 def test_a_second_run_in_the_same_directory_is_refused_and_names_the_holder(

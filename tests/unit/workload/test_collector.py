@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
-from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request
+from rljob_workload.algorithm.batch import Answer, DecodeSlice, Request, TrainBatch
 from rljob_workload.core.slices import SliceGoal
 from rljob_workload.core.source import SourceChangedError, SourceError
 from rljob_workload.environments.base import Score
 from rljob_workload.megatron.errors import EngineError, NonFiniteError
 from rljob_workload.runtime import collector as module
 from rljob_workload.runtime.collector import Collector
-from rljob_workload.runtime.errors import CollectorFailedError
+from rljob_workload.runtime.errors import CollectorFailedError, HungError
 from rljob_workload.runtime.logs import close_files
 
 ROOT = Path(__file__).parents[3]
@@ -114,11 +114,79 @@ async def steps(collector: Collector, count: int, first: int = 1) -> list[int]:
     return trained
 
 
+class FakeTrainer:
+    """The `train` of a rank, which says its own number."""
+
+    def __init__(self, number: int, trace: list[Any]) -> None:
+        self.number = number
+        self.trace = trace
+        self.during: Callable[[], Any] = lambda: asyncio.sleep(0)
+
+    async def remote(self, batch: TrainBatch, wake: bool) -> int:
+        self.trace.append((self.number, batch.ordinals, wake))
+        await self.during()
+        return self.number
+
+
+def trainers(count: int) -> tuple[list[Any], list[Any]]:
+    """Ranks that answer and train, and what they were asked to train."""
+    trace: list[Any] = []
+    ranks: list[Any] = [FakeRank() for _ in range(count)]
+    for number, rank in enumerate(ranks):
+        rank.train = FakeTrainer(number, trace)
+    return ranks, trace
+
+
+async def test_a_step_is_trained_by_all_ranks_in_their_order_and_committed_in_one_call(make: Any) -> None:
+    collector, (ranks, trace) = make(), trainers(3)
+    await collector.start([[ranks[0], ranks[2]], [ranks[1]]], 0, [[0, 2], [1]])
+    stepped = await soon(collector.step(1, wake=True, onward=True))
+    assert trace == [(number, (0, 1, 2, 3), True) for number in range(3)]
+    assert (stepped.prompts, stepped.ranks, stepped.onward) == (4, [0, 1, 2], True)
+    assert (stepped.counters["counts"]["trained"], stepped.counters["counts"]["training"]) == (4, 0)
+    last = await soon(collector.step(2, wake=False, onward=False))
+    assert trace[-1] == (2, (4, 5, 6, 7), False)
+    assert (last.onward, (await collector.status())["state"]) == (False, "Paused")
+
+
+async def test_an_interrupt_during_training_keeps_the_next_stretch_from_beginning(make: Any) -> None:
+    collector, (ranks, _) = make(), trainers(1)
+    ranks[0].train.during = lambda: collector.interrupt(1)
+    await collector.start([ranks], 0)
+    stepped = await soon(collector.step(1, wake=True, onward=True))
+    assert (stepped.onward, (await collector.status())["state"]) == (False, "Paused")
+    await collector.resume(1)
+    assert (await soon(collector.step(2, wake=True, onward=True))).onward
+
+
+async def test_what_a_rank_raises_while_it_trains_ends_the_step_uncommitted(make: Any) -> None:
+    collector, (ranks, _) = make(), trainers(2)
+
+    async def fail() -> None:
+        raise NonFiniteError("loss nan")
+
+    ranks[0].train.during = asyncio.Event().wait  # waits for its neighbour in a collective
+    ranks[1].train.during = fail
+    await collector.start([ranks], 0)
+    with pytest.raises(NonFiniteError, match="loss nan"):
+        await soon(collector.step(1, wake=True, onward=True))
+    assert counts(collector)["training"] == 4
+
+
+async def test_ranks_that_do_not_end_a_training_step_are_named(make: Any) -> None:
+    collector, (ranks, _) = make(deadlines__stallSeconds=1), trainers(3)
+    for rank in ranks[1:]:
+        rank.train.during = asyncio.Event().wait
+    await collector.start([[ranks[0], ranks[2]], [ranks[1]]], 0, [[0, 2], [1]])
+    with pytest.raises(HungError, match=r"^train: no answer of rank 1, 2 within 1 s \(deadlines.stallSeconds\)$"):
+        await soon(collector.step(1, wake=True, onward=True))
+
+
 async def test_a_step_is_taken_committed_and_the_next_one_collected(make: Any) -> None:
     collector, rank = make(), FakeRank()
     await collector.start([[rank]], 0)
-    taken, batch = await soon(collector.take(1))
-    assert taken.ordinals == batch.ordinals == (0, 1, 2, 3)
+    taken, info = await soon(collector.take(1))
+    assert (taken.ordinals, info.samples) == ((0, 1, 2, 3), 8)
     assert counts(collector) == {"handed_out": 8, "training": 4, "buffered": 4}
     await collector.commit(1, taken.ordinals)
     await collector.commit(1, taken.ordinals)
@@ -146,8 +214,8 @@ async def test_a_commit_that_begins_the_next_stretch_may_be_repeated_at_any_time
     assert first["counts"]["trained"] == 4
     assert (await collector.status())["state"] != "Paused"
     await collector.commit(1, taken.ordinals, True)
-    again, _ = await soon(collector.take(2))
-    assert again.info.oldest_age == 1
+    again, info = await soon(collector.take(2))
+    assert info.oldest_age == 1
     await collector.commit(1, taken.ordinals, True)
     assert (await collector.status())["state"] == "Paused"
     await collector.commit(2, again.ordinals)
@@ -303,9 +371,9 @@ async def test_restored_groups_that_are_too_old_are_replaced_and_the_step_goes_o
     rank.collector = resumed
     assert (await resumed.restore(saved)).restored_groups == 4
     await resumed.start([[rank]], 9)
-    taken, _ = await soon(resumed.take(10))
+    taken, info = await soon(resumed.take(10))
     assert taken.ordinals == (4, 5, 6, 7)
-    assert taken.info.oldest_age == 0
+    assert info.oldest_age == 0
 
 
 async def test_a_source_that_fails_ends_the_run_as_a_failure_of_the_data(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:

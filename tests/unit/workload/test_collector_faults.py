@@ -12,8 +12,9 @@ from rljob_workload.algorithm.batch import DecodeSlice, Request
 from rljob_workload.core.collecting import CollectorState
 from rljob_workload.core.slices import SliceGoal
 from rljob_workload.runtime import scoring
-from rljob_workload.runtime.collector import Collector, cap_of
+from rljob_workload.runtime.collector import Collector
 from rljob_workload.runtime.errors import CollectorFailedError, HungError
+from rljob_workload.runtime.rollouts_of import cap_of
 from rljob_workload.runtime.scoring import EnvironmentHungError
 
 from .test_collector import FakeEnvironment, FakeRank, counts, make, soon, steps
@@ -211,16 +212,13 @@ async def test_while_the_environment_thinks_the_collector_is_throttled(make: Any
 
 
 async def test_a_hole_that_is_older_than_the_window_is_filled(make: Any) -> None:
-    """A prompt of the first version fails while later ones are trained; it is handed out again, not waited for."""
-    collector, rank = make(FakeEnvironment(), steps=6), FakeRank()
-    hole = True
-    rank.hold = lambda request: hole and request.tag[0] == 1
+    """A prompt of the first version never comes: the steps wait for it once, until its deadline, and it is handed out again."""
+    collector, rank = make(FakeEnvironment(), steps=6, generation__answerTimeoutSeconds=1), FakeRank()
+    rank.hold = lambda request: request.tag == (1, 0)
     await collector.start([[rank]], 0)
-    trained = await steps(collector, 4)
-    assert 1 not in trained
-    hole = False
-    trained += await steps(collector, 2, first=5)
+    trained = await steps(collector, 6)
     assert sorted(trained) == list(range(24))
+    assert 1 not in trained[:8]
 
 
 async def test_64_groups_of_16_answers_are_in_flight_at_once_and_the_steps_go_on(make: Any) -> None:

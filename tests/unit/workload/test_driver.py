@@ -27,7 +27,6 @@ from rljob_workload.core.weight_digest import Staged, WeightDigest
 from rljob_workload.runtime import driver as driver_module
 from rljob_workload.runtime import saves as saves_module
 from rljob_workload.runtime.calls import Calls
-from rljob_workload.runtime.collector import Taken
 from rljob_workload.runtime.control import Control
 from rljob_workload.runtime.driver import Driver
 from rljob_workload.runtime.errors import RunError
@@ -35,6 +34,7 @@ from rljob_workload.runtime.metrics import read_metrics
 from rljob_workload.runtime.progress import Progress
 from rljob_workload.runtime.rank import RankStep
 from rljob_workload.runtime.stop import StopSignal
+from rljob_workload.runtime.stretch import Stepped
 
 from .test_beginnings import attempt_in
 from .test_driver_surroundings import report
@@ -51,10 +51,12 @@ class World:
         self.trace: list[str] = []
         self.during: dict[str, Callable[[], None]] = {}
         self.held: dict[int, concurrent.futures.Future[Any]] = {}
+        #: Steps whose groups do not come, and steps whose training lasts until an interrupt.
         self.hold: set[int] = set()
+        self.hold_training: set[int] = set()
         self.trained = 0
         self.interrupted: set[int] = set()
-        #: Calls of `commit` and `resume`; a commit that resumes counts once.
+        #: Calls of `step` and `resume`.
         self.calls = 0
         self.stop = StopSignal()
         self.control = Control(self.stop)
@@ -70,14 +72,14 @@ class World:
 
     def actors(self) -> Any:
         rank = SimpleNamespace(**{name: self.method(name) for name in ("address", "setup", "written", "finish_save")})
-        names = ("start", "status", "commit", "resume", "snapshot", "interrupt", "restore")
+        names = ("start", "status", "resume", "snapshot", "interrupt", "restore")
         methods = {name: self.method(name, getattr(self, name, lambda *_: None)) for name in names}
-        take = SimpleNamespace(options=lambda num_returns: SimpleNamespace(remote=self.take))
-        return SimpleNamespace(ranks=[rank], replicas=[], collector=SimpleNamespace(**methods, take=take), kill=lambda: None)
+        step = SimpleNamespace(remote=self.step)
+        return SimpleNamespace(ranks=[rank], replicas=[], collector=SimpleNamespace(**methods, step=step), kill=lambda: None)
 
     def method(self, name: str, answer: Callable[..., Any] = lambda *_: None) -> Any:
         def remote(*arguments: Any) -> Any:
-            self.calls += name in ("commit", "resume")
+            self.calls += name == "resume"
             if name not in ("address", "setup", "start", "status", "restore"):
                 self.say(
                     " ".join([name, *(str(a) for a in arguments if isinstance(a, int) and a is not True and a is not False)])
@@ -91,10 +93,12 @@ class World:
         self.during.pop(what, lambda: None)()
 
     def ranks(self, method: str, *arguments: Any) -> Any:
-        self.say(method + {True: " and wake", False: ""}[method == "train" and arguments[1]])
-        return [{"save": Staged(WeightDigest(), 0), "load": WeightDigest(), "train": STEP}.get(method, PASSAGE)]
+        self.say(method)
+        return [{"save": Staged(WeightDigest(), 0), "load": WeightDigest()}.get(method, PASSAGE)]
 
-    def take(self, step: int) -> tuple[Any, Any]:
+    def step(self, step: int, wake: bool, onward: bool) -> Any:
+        """What the collector does with a step, up to where it is held."""
+        self.calls += 1
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self.held[step] = future
         self.say(f"take {step}")
@@ -102,22 +106,28 @@ class World:
             self.interrupted.remove(step)
             future.set_result(None)
         if step not in self.hold and not future.done():
-            info = StepInfo(reward=0.5, correct=0.0, samples=8, answer_tokens=24, spanning=0, oldest_age=0, mean_age=0.0)
-            future.set_result(Taken(tuple(range(8 * (step - 1), 8 * step)), info, 0.25))
-        return SimpleNamespace(future=lambda: future), None
+            self.say("train and wake" if wake else "train")
+            if step not in self.hold_training:
+                self.finish(step, onward)
+        return SimpleNamespace(future=lambda: future)
+
+    def finish(self, step: int, onward: bool) -> None:
+        info = StepInfo(reward=0.5, correct=0.0, samples=8, answer_tokens=24, spanning=0, oldest_age=0, mean_age=0.0)
+        self.trained += 8
+        self.say(f"commit {step}")
+        if onward:
+            self.say(f"resume {step}")
+        self.held[step].set_result(Stepped(8, info, 0.25, 0.0, 0.0, [STEP], self.status(), onward))
 
     def interrupt(self, step: int) -> None:
-        self.hold.discard(step)
-        if step in self.held:
+        if step in self.hold_training:
+            self.hold_training.remove(step)
+            self.finish(step, onward=False)
+        elif step in self.held:
+            self.hold.discard(step)
             self.held[step].set_result(None)
         else:
             self.interrupted.add(step)
-
-    def commit(self, step: int, ordinals: tuple[int, ...], resume: bool) -> Any:
-        self.trained += len(ordinals)
-        if resume:
-            self.say(f"resume {step}")
-        return self.status()
 
     def status(self) -> Any:
         counts = {"handed_out": self.trained, "trained": self.trained, "skipped": 0, "skipped_by": {}}
@@ -203,9 +213,17 @@ def test_a_save_that_is_asked_for_while_groups_are_missing_does_not_wait_for_the
 
 def test_a_save_that_is_asked_for_in_the_middle_of_training_is_made_before_the_next_step(make: Any) -> None:
     world = make(checkpoint__everySteps=100)
+    world.hold_training = {1}
     world.during["train and wake"] = world.ask_save
     assert isinstance(world.run(), Finished)
-    assert world.trace[:8] == ["take 1", "train and wake", "commit 1", "sleep", *SAVE, "wake", "resume 1"]
+    assert world.trace[:9] == ["take 1", "train and wake", "interrupt 1", "commit 1", "sleep", *SAVE, "wake", "resume 1"]
+
+
+def test_a_save_that_is_asked_for_when_training_has_just_ended_is_made_before_the_next_step(make: Any) -> None:
+    world = make(checkpoint__everySteps=100)
+    world.during["commit 1"] = world.ask_save
+    assert isinstance(world.run(), Finished)
+    assert world.trace[2:10] == ["commit 1", "resume 1", "interrupt 2", "take 2", "sleep", *SAVE, "wake"]
 
 
 def test_what_is_saved_already_is_not_saved_again(make: Any) -> None:

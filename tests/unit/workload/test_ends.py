@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -219,13 +218,11 @@ def test_a_daemon_that_dies_is_named_at_once() -> None:
 
 def test_a_daemon_that_outlives_the_run_is_not_reported() -> None:
     names: list[str] = []
-    began = time.monotonic()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as daemon:
         with watched({"raylet": daemon.pid}, names.append):
             pass
         daemon.kill()
     assert names == []
-    assert time.monotonic() - began < 5
 
 
 def last_word(progress: Progress, left: list[int], gone: threading.Event) -> LastWord:

@@ -6,6 +6,8 @@ import json
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rljob_workload.algorithm.batch import Answer, Request
 from rljob_workload.core.ledger import SkipCause, State
@@ -54,50 +56,95 @@ def test_a_step_takes_the_oldest_groups_and_trains_their_advantages() -> None:
     assert (info.reward, info.correct, info.samples, info.answer_tokens, info.spanning) == (0.5, 0.5, 4, 8, 0)
 
 
-def test_a_group_that_finishes_too_late_is_answered_again_and_then_waited_for() -> None:
+def test_a_step_waits_for_a_group_that_the_next_one_would_find_too_old() -> None:
     rollouts = make(prompts=2, max_age=1, limit=4)
     slow, *others = rollouts.dispatch(version=0, now=0.0)
     for request in others:
         finish(rollouts, request, 0)
-    assert rollouts.take(1, version=0) is not None
+    assert rollouts.take(1, version=0) is not None  # does not wait for the slow one yet
     rollouts.commit(1, (1, 2))
     finish(rollouts, rollouts.dispatch(version=1, now=0.0)[0], 1)
-    taken = rollouts.take(2, version=1)  # does not wait for the slow one
+    assert rollouts.missing(version=1) == 1  # though there are two finished groups
+    assert rollouts.take(2, version=1) is None
+    finish(rollouts, slow, 0, 1)
+    taken = rollouts.take(2, version=1)
     assert taken is not None
-    assert taken[0].ordinals == (3, 4)
-    rollouts.commit(2, (3, 4))
-    assert rollouts.missing(version=2) == 2
-
-    (group,) = rollouts.arrive(answers(slow, 0, 2))
-    assert rollouts.scored(group, [(0.0, False), (1.0, True)]) is Verdict.EVICTED
-    assert rollouts.ledger.failures_of(0) == 0
-    again, *others = rollouts.dispatch(version=2, now=0.0)
-    assert again.tag == (0, 1)
-    for request in others[:2]:
-        finish(rollouts, request, 2)
-    assert rollouts.take(3, version=2) is not None
-    rollouts.commit(3, [request.tag[0] for request in others[:2]])
-    for request in rollouts.dispatch(version=3, now=0.0)[:2]:
-        finish(rollouts, request, 3)
-    assert rollouts.missing(version=3) == 1  # the next version would make it too old again
-    assert rollouts.take(4, version=3) is None
-    finish(rollouts, again, 2, 3)
-    taken = rollouts.take(4, version=3)
-    assert taken is not None
-    assert 0 in taken[0].ordinals
+    assert taken[0].ordinals == (0, 3)
     assert (taken[1].oldest_age, taken[1].spanning) == (1, 2)
 
 
-def test_the_wait_for_an_owed_group_ends_at_its_answer_deadline() -> None:
+def test_the_wait_for_a_group_at_its_limit_ends_at_its_answer_deadline() -> None:
     rollouts = make(prompts=1, max_age=1, limit=2, budget=0)
-    rollouts.dispatch(version=0, now=0.0)
-    rollouts.ledger.evict(0)
-    rollouts.restore(rollouts.snapshot(), version=0)
-    rollouts.dispatch(version=0, now=0.0)
+    first, second = rollouts.dispatch(version=0, now=0.0)
+    finish(rollouts, second, 0)
+    assert rollouts.take(1, version=0) is not None
+    rollouts.commit(1, (1,))
+    finish(rollouts, rollouts.dispatch(version=1, now=5.0)[0], 1)
     assert rollouts.missing(version=1) == 1
-    (overdue,) = [group for group in rollouts.overdue(now=10.1) if group.ordinal == 0]
+    (overdue,) = rollouts.overdue(now=10.1)
+    assert overdue.ordinal == first.tag[0]
     assert rollouts.failed(overdue) is SkipCause.RETRY_BUDGET_EXHAUSTED
+    taken = rollouts.take(2, version=1)
+    assert taken is not None
+    assert taken[0].ordinals == (2,)
     rollouts.check()
+
+
+def test_groups_that_are_too_old_on_arrival_are_answered_again_and_come_first_in_their_turn() -> None:
+    rollouts = make(prompts=2, max_age=1, limit=4)
+    first, *_, last = rollouts.dispatch(version=0, now=0.0)
+    assert rollouts.missing(version=2) == 4  # the version has changed all the same
+    for request in (first, last):
+        (group,) = rollouts.arrive(answers(request, 0, 2))
+        assert rollouts.scored(group, [(0.0, False), (1.0, True)]) is Verdict.EVICTED
+        assert rollouts.ledger.failures_of(request.tag[0]) == 0
+    again, last_again = rollouts.dispatch(version=2, now=0.0)
+    assert (again.tag, last_again.tag) == ((0, 1), (3, 1))
+    for ordinal in (1, 2):
+        finish(rollouts, Request((ordinal, 0), (), G), 2)
+    for request in (again, last_again):
+        finish(rollouts, request, 2)
+    taken = rollouts.take(3, version=2)
+    assert taken is not None
+    assert taken[0].ordinals == (0, 3)  # of four equally old groups
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    prompts=st.integers(1, 4),
+    max_age=st.integers(1, 3),
+    limit=st.integers(1, 16),
+    equal=st.sampled_from((0.0, 0.3)),
+    failing=st.sampled_from((0.0, 0.1)),
+)
+def test_no_answer_is_thrown_away_for_its_age_while_a_run_goes_on(
+    seed: int, prompts: int, max_age: int, limit: int, equal: float, failing: float
+) -> None:
+    """Whatever the lengths: most groups come at once, some after many others, and steps are taken as soon as may be."""
+    rng, steps = random.Random(seed), 12
+    rollouts = make(prompts=prompts, max_age=max_age, steps=steps, limit=limit, budget=100, filters=prompts)
+    running: list[tuple[int, Request, int]] = []
+    version = clock = 0
+    while version < steps:
+        new = rollouts.dispatch(version, float(clock))
+        running += [(clock + rng.choice((0, 1, 2, 40)), request, version) for request in new]
+        if (taken := rollouts.take(version + 1, version)) is not None:
+            assert taken[1].oldest_age <= max_age
+            version += 1
+            rollouts.commit(version, taken[0].ordinals)
+            continue
+        assert running, "nothing is left to wait for"
+        running.sort(key=lambda one: one[0])
+        clock, request, first = running.pop(0)
+        (group,) = rollouts.arrive(answers(request, first, None if first == version else version))
+        if rng.random() < failing:
+            rollouts.failed(group)
+            continue
+        verdict = rollouts.scored(group, [(0.0, False), (0.0 if rng.random() < equal else 1.0, True)])
+        assert verdict in (Verdict.BUFFERED, Verdict.FILTERED)
+    rollouts.check()
+    assert not rollouts.ledger.counts().live
 
 
 def test_a_finished_group_that_becomes_too_old_in_the_buffer_is_answered_again() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import aiohttp
 
-#: Rollouts that are played at once.
+#: Requests at once; the trainer hands out no more prompts than generation.maxInFlightPrompts.
 AT_ONCE = 64
 
 
@@ -54,7 +54,7 @@ async def serve(url: str, token: str, turns: int) -> None:
     async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as session:
         playing: set[asyncio.Task[None]] = set()
         while True:
-            async with session.get(f"{url}/rollouts/next", params={"max": AT_ONCE - len(playing)}) as response:
+            async with session.get(f"{url}/rollouts/next", params={"max": AT_ONCE}) as response:
                 response.raise_for_status()
                 answer = await response.json()
             if answer["over"]:
@@ -63,8 +63,6 @@ async def serve(url: str, token: str, turns: int) -> None:
                 task = asyncio.create_task(finish(session, url, rollout, turns))
                 playing.add(task)
                 task.add_done_callback(playing.discard)
-            if len(playing) == AT_ONCE:
-                await asyncio.wait(playing, return_when=asyncio.FIRST_COMPLETED)
 
 
 def main() -> None:

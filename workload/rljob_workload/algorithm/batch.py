@@ -1,9 +1,25 @@
-"""What travels from the collector to the ranks and back: plain data, no torch."""
+"""What travels from the collector to the ranks and back: plain data, no torch.
+
+A slice and a batch hold hundreds of small objects. Ray's pickler calls Python for each object of a class, but not for
+tuples and numbers, so those two travel as tuples: a tenth of the time for packing.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+
+@functools.cache
+def _fields(kind: type) -> operator.attrgetter[tuple[Any, ...]]:
+    """What takes an object of this class apart, in the order in which it is made."""
+    return operator.attrgetter(*(field.name for field in dataclasses.fields(kind)))
+
 
 #: (index of the first answer token, policy version that sampled from there on), ascending.
 Versions = tuple[tuple[int, int], ...]
@@ -78,6 +94,13 @@ class DecodeSlice:
     #: Answers that are still to come from this replica.
     left: int
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _slice, (tuple(map(_fields(Answer), self.answers)), self.left)
+
+
+def _slice(answers: tuple[tuple[Any, ...], ...], left: int) -> DecodeSlice:
+    return DecodeSlice(tuple(itertools.starmap(Answer, answers)), left)
+
 
 @dataclass(frozen=True, slots=True)
 class TrainRow:
@@ -112,9 +135,16 @@ class TrainBatch:
         """Tokens of the longest row."""
         return max(len(row.tokens) for row in self.rows)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _batch, (self.step, self.ordinals, tuple(map(_fields(TrainRow), self.rows)))
+
     def shard(self, rank: int, size: int) -> Sequence[TrainRow]:
         """The rows of one data-parallel rank. Strided, so that long and short groups spread evenly."""
         return self.rows[rank::size]
+
+
+def _batch(step: int, ordinals: tuple[int, ...], rows: tuple[tuple[Any, ...], ...]) -> TrainBatch:
+    return TrainBatch(step, ordinals, tuple(itertools.starmap(TrainRow, rows)))
 
 
 @dataclass(frozen=True, slots=True)

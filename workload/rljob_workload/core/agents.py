@@ -78,7 +78,8 @@ class AgentRollouts:
     def __init__(self, replicas: int) -> None:
         self._open: dict[str, AgentRollout] = {}
         self._groups: dict[tuple[int, int], list[AgentRollout]] = {}
-        self._waiting: deque[AgentRollout] = deque()
+        #: The trainer stands still while it validates, so validation comes first.
+        self._waiting: dict[Purpose, deque[AgentRollout]] = {Purpose.VALIDATE: deque(), Purpose.TRAIN: deque()}
         self._load = [0] * replicas
         self._ended: dict[str, str] = {}
 
@@ -102,7 +103,7 @@ class AgentRollouts:
 
     def _add(self, rollout: AgentRollout) -> None:
         self._open[rollout.id] = rollout
-        self._waiting.append(rollout)
+        self._waiting[rollout.purpose].append(rollout)
 
     # ---- play -------------------------------------------------------------------------------
 
@@ -114,13 +115,13 @@ class AgentRollouts:
     @property
     def waiting(self) -> int:
         """Rollouts that no agent has taken."""
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
     def hand_out(self, most: int, deadline: float | None = None) -> list[AgentRollout]:
         """Rollouts for an agent, oldest first. `deadline`: of validation rollouts, whose time begins now."""
         taken: list[AgentRollout] = []
-        while self._waiting and len(taken) < most:
-            rollout = self._waiting.popleft()
+        while len(taken) < most and (queue := next(filter(None, self._waiting.values()), None)):
+            rollout = queue.popleft()
             if rollout.id not in self._open:
                 continue  # its group was given up
             rollout.replica = min(range(len(self._load)), key=self._load.__getitem__)

@@ -28,8 +28,6 @@ class Group:
     attempt: int
     dispatched_version: int
     deadline: float
-    #: Was evicted for age before: the next step waits for it.
-    owed: bool = False
     answers: list[Answer] = field(default_factory=list)
 
 

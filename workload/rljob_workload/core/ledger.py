@@ -50,7 +50,7 @@ class Entry:
 
     state: State
     failures: int = 0
-    #: Was evicted for age once: the next step waits for it instead of dropping it again.
+    #: Was evicted for age once: of equally old groups it is trained first, so that it is not evicted again.
     owed: bool = False
 
 
@@ -234,7 +234,7 @@ class Ledger:
         return entry.failures
 
     def evict(self, ordinal: int) -> None:
-        """The answers became too old: answer again, without using the retry budget, and wait for it next time."""
+        """The answers became too old: answer again, without using the retry budget, and first in its turn."""
         self._move(ordinal, State.RETRYABLE, (State.BUFFERED, State.IN_FLIGHT)).owed = True
 
     def reopen(self, ordinal: int) -> None:

@@ -1,11 +1,12 @@
 """Prompts out, answers in, batches out: the collector's bookkeeping without its processes.
 
 Answers of a group come in any order and over several policy versions. A step takes the oldest finished groups and none that
-is older than `max_age` versions, counted from its first token. A group that finishes too late for that is evicted: its
-prompt is answered again, without using the retry budget, and is *owed* from then on: before the version changes under it,
-the step waits for it (its answer deadline bounds the wait and counts as a failure). So a slow prompt costs one wasted answer
-at most now and then, never the prompt. Where more owed groups than a step holds reach the limit together, the lowest
-ordinals go first, so that each of them gets its turn.
+is older than `max_age` versions, counted from its first token. Before the version changes under a group that would be too old
+then, the step waits for it (its answer deadline bounds the wait and counts as a failure): what has been generated is never
+thrown away for its age, and no prompt is lost for being slow. Between two resumes at most a step's groups reach the limit
+together, since the window holds `max_age + 1` steps' prompts. Groups that a resume finds too old (the limit or the size of a
+step was lowered) are evicted: answered again, without using the retry budget, and *owed* from then on, which is to say first
+in their turn.
 
 Groups whose answers all have the same reward teach nothing and are filtered: a use, not a loss. At most
 `filters_per_step` of them between two steps; further ones are trained, so that a policy which has nothing left to learn
@@ -59,6 +60,9 @@ class RolloutSettings:
     retry_budget: int
     #: Zero-variance groups that may be filtered between two steps; 0 trains them all.
     filters_per_step: int = 0
+    #: Whether a step waits for the groups that the next one would find too old. Only simulations of other trainers do not:
+    #: there these are evicted, and only those that were evicted before are waited for.
+    waits: bool = True
 
 
 class Verdict(StrEnum):
@@ -150,7 +154,7 @@ class Rollouts:
         attempt = self._tries.get(ordinal, -1) + 1
         self._tries[ordinal] = attempt
         deadline = now + self._settings.answer_timeout
-        self._open[ordinal] = Group(ordinal, attempt, version, deadline, self.ledger.is_owed(ordinal))
+        self._open[ordinal] = Group(ordinal, attempt, version, deadline)
         return Request((ordinal, attempt), self._source.row(ordinal).tokens, self._settings.group_size)
 
     # ---- answers in -------------------------------------------------------------------------
@@ -240,8 +244,11 @@ class Rollouts:
         """Groups that the next step still waits for."""
         self._settle(version)
         short = self._window.prompts_per_step - len(self._buffer)
-        owed = sum(group.owed and self._window.at_its_limit(group.dispatched_version, version) for group in self._open.values())
-        return max(0, short, owed)
+        return max(0, short, sum(self._waits_for(group, version) for group in self._open.values()))
+
+    def _waits_for(self, group: Group, version: int) -> bool:
+        at_its_limit = self._window.at_its_limit(group.dispatched_version, version)
+        return at_its_limit and (self._settings.waits or self.ledger.is_owed(group.ordinal))
 
     def take(self, step: int, version: int) -> tuple[TrainBatch, StepInfo] | None:
         """The oldest finished groups as one training step; None while it has to wait."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from rljob_workload.environments.base import Score
 
 
@@ -19,7 +21,7 @@ class ExactMatch:
 
     def score(self, answer: str, expected: str) -> Score:
         """Compare character by character, over the longer of the two."""
-        right = sum(a == b for a, b in zip(answer, expected, strict=False))
+        right = sum(map(operator.eq, answer, expected))
         share = right / max(len(answer), len(expected), 1)
         correct = answer == expected
         return Score(share if self._fixed_length else 0.5 * share + 0.5 * correct, correct)

@@ -69,9 +69,10 @@ def prepare_attention() -> None:
 
         attention.install()
     if kind() == "cpu":
-        from rljob_workload.megatron.shim import admission
+        from rljob_workload.megatron.shim import admission, offload
 
         admission.install()
+        offload.install()
 
 
 def require(transformer: str, *, gpus: bool, inference_optimized: bool) -> None:

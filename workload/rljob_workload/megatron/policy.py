@@ -46,14 +46,6 @@ def init_process_groups(settings: ModelSettings, *, rank: int, world: int, addre
     tensor_parallel.model_parallel_cuda_manual_seed(settings.seed + 1, force_reset_rng=True)
 
 
-def destroy_process_groups() -> None:
-    """Leave the ranks (tests build several policies in one process)."""
-    from megatron.core import parallel_state
-
-    parallel_state.destroy_model_parallel()
-    dist.destroy_process_group()
-
-
 class Policy:
     """Model, gradients and optimizer of this rank. `version` counts the optimizer steps that made the weights."""
 

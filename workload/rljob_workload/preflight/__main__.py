@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -11,15 +10,10 @@ from pathlib import Path
 
 from rljob_api import names
 from rljob_api.exitcodes import ExitCode
-from rljob_api.findings import errors, render
-from rljob_api.manifest import judge
 from rljob_api.preflight import PreflightReport
+from rljob_workload.preflight.environment import BadEnvironmentError, read
 from rljob_workload.preflight.judge import Order, preflight
 from rljob_workload.preflight.report import encode, fitted
-
-
-class BadEnvironmentError(Exception):
-    """The pod was not made as it must be; names the variable."""
 
 
 def main(environment: Mapping[str, str] = os.environ) -> int:
@@ -41,40 +35,19 @@ def main(environment: Mapping[str, str] = os.environ) -> int:
 
 def order_from(environment: Mapping[str, str]) -> Order:
     """The order that the environment describes. Raises BadEnvironmentError."""
-    name, namespace = _required(environment, names.ENV_NAME), _required(environment, names.ENV_NAMESPACE)
-    attempt = _required(environment, names.ENV_ATTEMPT)
-    if not attempt.isascii() or not attempt.isdecimal() or int(attempt) < 1:
-        raise BadEnvironmentError(f"{names.ENV_ATTEMPT}={attempt!r} is not a number from 1")
-    try:
-        verdict = judge(name, json.loads(_required(environment, names.ENV_SPEC)))
-    except ValueError as err:
-        raise BadEnvironmentError(f"{names.ENV_SPEC} is not JSON: {err}") from err
-    if verdict.spec is None or errors(verdict.findings):
-        raise BadEnvironmentError(f"the spec is refused: {render(errors(verdict.findings))}")
-    volume = Path(_required(environment, names.ENV_VOLUME))
-    source = environment.get(names.ENV_SOURCE)
-    for variable, path in {names.ENV_VOLUME: volume, names.ENV_SOURCE: Path(source) if source else volume}.items():
-        if not path.is_dir():
-            raise BadEnvironmentError(f"{variable}={path} is no directory; mount the claim there")
+    given = read(environment)
     return Order(
-        spec=verdict.spec,
-        name=name,
-        namespace=namespace,
-        uid=_required(environment, names.ENV_UID),
-        attempt=int(attempt),
-        directory=volume / verdict.spec.checkpoint.volume.sub_path / names.run_directory(namespace, name),
-        volume=volume,
-        source_volume=Path(source) if source else None,
-        unloadable=frozenset(path.rpartition("/")[2] for path in environment.get(names.ENV_UNLOADABLE, "").split(",") if path),
+        spec=given.spec,
+        name=given.name,
+        namespace=given.namespace,
+        uid=given.uid,
+        attempt=given.attempt,
+        directory=given.directory,
+        volume=given.volume,
+        source_volume=given.source_volume,
+        unloadable=given.unloadable,
         now=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
-
-
-def _required(environment: Mapping[str, str], name: str) -> str:
-    value = environment.get(name, "")
-    if not value:
-        raise BadEnvironmentError(f"the environment variable {name} is not set; the operator sets it")
-    return value
 
 
 if __name__ == "__main__":

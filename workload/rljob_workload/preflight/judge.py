@@ -28,6 +28,7 @@ from rljob_workload.core.store.facts import compare
 from rljob_workload.core.store.filesystem import components
 from rljob_workload.core.store.lineage import Name
 from rljob_workload.core.store.verify import verified_level
+from rljob_workload.huggingface.pretrained import PretrainedError, architecture_of, find_weights
 from rljob_workload.preflight.report import fitted
 
 #: How often a checkpoint may turn out to be gone between being chosen and the token being taken.
@@ -112,6 +113,7 @@ def _admitted(order: Order) -> PreflightReport:
     for _ in range(_TRIES):
         found = _find(order, run)
         reshard = _compared(order, found, model)
+        _check_weights(order, found, model)
         entry = run.take_token(order.owner, found.name, found.source, order.now)
         if found.name is None or run.still_there(found.name):
             return fitted(_accepted(order, found, entry.token, reshard=reshard), passed_over=found.passed_over)
@@ -232,6 +234,17 @@ def _model(spec: RLJobSpec) -> ModelFacts | None:
         lines = [f"{finding.path}: {finding.message}" for finding in wrong]
         raise _RefusedError("Incompatible", f"the model in {path.parent} does not fit the spec", differs=lines)
     return facts
+
+
+def _check_weights(order: Order, found: _Found, model: ModelFacts | None) -> None:
+    """A run from scratch finds its pretrained weights, where they are mounted here: names and sizes. Raises Incompatible."""
+    if model is None or found.checkpoint is not None:
+        return
+    try:
+        find_weights(order.spec, architecture_of(model))
+    except PretrainedError as err:
+        if err.there:
+            raise _RefusedError("Incompatible", str(err)) from err
 
 
 def _compared(order: Order, found: _Found, model: ModelFacts | None) -> bool:

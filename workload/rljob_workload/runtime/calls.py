@@ -21,6 +21,9 @@ from rljob_workload.server.errors import ServerError
 
 log = logging.getLogger("rljob.driver")
 
+#: A control call is answered in milliseconds; this is for a machine that swaps.
+STATUS_SECONDS = 5.0
+
 #: What actors raise on purpose: these explain themselves, and no traceback is shown for them.
 _TYPED: dict[type[BaseException], ExitCode] = {
     NonFiniteError: ExitCode.NON_FINITE,
@@ -66,10 +69,18 @@ class Calls:
         except GetTimeoutError as err:
             raise RunError(ExitCode.HUNG, f"{what} within {seconds:g} s") from err
 
+    def collector_answers(self) -> bool:
+        """Whether the collector tells its state within moments. While it does, its own deadlines end what hangs."""
+        try:
+            ray.get(self.collector.status.remote(), timeout=STATUS_SECONDS)
+        except (GetTimeoutError, RayActorError):
+            return False
+        return True
+
     def stall_report(self, step: int, seconds: float) -> str:
         """Of a step that gets neither its batch nor the collector's own word about it."""
         try:
-            status = ray.get(self.collector.status.remote(), timeout=5)
+            status = ray.get(self.collector.status.remote(), timeout=STATUS_SECONDS)
         except (GetTimeoutError, RayActorError) as err:
             said = f"and it does not tell its state ({type(err).__name__})"
         else:

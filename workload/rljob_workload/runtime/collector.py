@@ -1,49 +1,50 @@
-"""The collector: an asyncio actor beside the driver that keeps the engines busy and the steps fed.
+"""The collector: an asyncio actor beside the driver that keeps the engines busy and has the steps trained.
 
-`take` ends the collecting: it waits until a step's groups are there and every decode slice has ended, so that no rank gets
-a decode call and a training call in different orders than its neighbours. `resume` starts the next stretch. Answers in
-flight stay in the engines in between. The driver's other calls have a concurrency group of their own, which Ray runs in a
-thread of its own: they are answered whatever else goes on (see `monitor`).
+`step` is a training step from its first missing group to its commit, in one call. It ends the collecting: it waits until the
+groups are there and every decode slice has ended, so that no rank gets a decode call and a training call in different orders
+than its neighbours. `resume` starts the next stretch, unless the commit has. Answers in flight stay in the engines in
+between. The driver's other calls have a concurrency group of their own, which Ray runs in a thread of its own: they are
+answered whatever else goes on (see `monitor`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.layout import layout_of
 from rljob_api.spec import RLJobSpec
 from rljob_workload.algorithm.batch import TrainBatch
-from rljob_workload.core.cap import Cap, in_flight_cap
 from rljob_workload.core.collecting import OPEN, SERVING, STILL, CollectorMachine, CollectorState, Transition
 from rljob_workload.core.groups import Group
-from rljob_workload.core.ledger import SkipCause
-from rljob_workload.core.rollouts import RestoreReport, Rollouts, RolloutSettings, StepInfo
-from rljob_workload.core.source import Row, SeekableSource, SourceError
-from rljob_workload.core.window import Window
+from rljob_workload.core.rollouts import RestoreReport, Rollouts, StepInfo
+from rljob_workload.core.source import Row, SourceError
 from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.environments import load_environment
 from rljob_workload.megatron.errors import EngineError, NonFiniteError
 from rljob_workload.runtime.agent import AgentError
 from rljob_workload.runtime.concurrency import control
 from rljob_workload.runtime.errors import CollectorFailedError, HungError
-from rljob_workload.runtime.journal import RolloutsMaker, keeper_of_books
+from rljob_workload.runtime.journal import keeper_of_books
 from rljob_workload.runtime.logs import log_to_file
 from rljob_workload.runtime.monitor import Monitor
 from rljob_workload.runtime.players import Players
 from rljob_workload.runtime.pumps import Pumps
+from rljob_workload.runtime.rollouts_of import build_rollouts, cap_of
 from rljob_workload.runtime.scoring import Scorer
-from rljob_workload.runtime.stretch import ActiveClock, End
+from rljob_workload.runtime.stretch import ActiveClock, End, Stepped
 from rljob_workload.server.desk import Desk
 from rljob_workload.server.place import ServerPlace
 
 if TYPE_CHECKING:
     from rljob_workload.runtime.house import House
+    from rljob_workload.runtime.rank import RankStep
 
 log = logging.getLogger("rljob.collector")
 
@@ -52,46 +53,6 @@ OLDEST = 8
 
 #: What a rank, the data or an environment say on purpose; everything else is a CollectorFailedError.
 _KEPT = (SourceError, NonFiniteError, EngineError, HungError, AgentError)
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What the driver learns about a step's batch (the batch itself goes to the ranks)."""
-
-    ordinals: tuple[int, ...]
-    info: StepInfo
-    wait_seconds: float
-
-
-def cap_of(spec: RLJobSpec) -> Cap:
-    """The cap on groups in flight. Ranks decode in slices, one call for all groups, so calls do not limit it."""
-    grpo = spec.algorithm.grpo
-    return in_flight_cap(
-        spec.generation.max_in_flight_prompts,
-        prompts_per_step=grpo.prompts_per_step,
-        max_age=grpo.max_trajectory_age_steps,
-        calls_per_group=0,
-    )
-
-
-def build_rollouts(spec: RLJobSpec, task: TaskData, keeper: RolloutsMaker = Rollouts) -> Rollouts:
-    """The bookkeeping for a validated spec. `keeper`: another class of the same making (the audit journal's)."""
-    grpo, generation = spec.algorithm.grpo, spec.generation
-    source = SeekableSource(task.rows, seed=spec.data.seed, shuffle=spec.data.shuffle)
-    window = Window(grpo.prompts_per_step, grpo.max_trajectory_age_steps, grpo.steps)
-    settings = RolloutSettings(
-        group_size=grpo.generations_per_prompt,
-        in_flight_limit=cap_of(spec).effective,
-        longest_prompt=generation.max_sequence_length - task.new_tokens(generation.max_new_tokens),
-        answer_timeout=float(generation.answer_timeout_seconds),
-        retry_budget=spec.prompts.retry_budget,
-        filters_per_step=grpo.prompts_per_step,
-    )
-    return keeper(source, window, settings, _log_skip)
-
-
-def _log_skip(ordinal: int, cause: SkipCause, particulars: str) -> None:
-    log.warning("prompt %d is skipped (%s): %s", ordinal, cause, particulars)
 
 
 class Collector:
@@ -137,10 +98,14 @@ class Collector:
                 trained_before=trained_before,
             )
 
-    async def start(self, replicas: list[list[Any]], version: int) -> list[str]:
-        """Begin to collect on these replicas (each a list of rank actors). Returns the URLs of their HTTP servers, if any."""
+    async def start(self, replicas: list[list[Any]], version: int, numbers: list[list[int]] | None = None) -> list[str]:
+        """Begin to collect on these replicas, each a list of rank actors. Returns the URLs of their HTTP servers, if any.
+
+        `numbers`: the ranks' numbers, unless they are in order.
+        """
         urls = self._house.open() if self._house else []
-        self._pumps.start(replicas)
+        counter = itertools.count()
+        self._pumps.start(replicas, numbers or [[next(counter) for _ in replica] for replica in replicas])
         await self.resume(version)
         return urls
 
@@ -180,12 +145,31 @@ class Collector:
         if self._house is not None:
             await asyncio.to_thread(self._house.close)
 
-    async def take(self, step: int) -> tuple[Taken | None, TrainBatch | None]:
+    async def step(self, step: int, wake: bool, onward: bool) -> Stepped | None:
+        """Take the step's batch, have all ranks train it, commit it. None where `interrupt` came before the batch.
+
+        `wake`: no save follows, the engines wake after training. `onward`: nothing else follows either, so the next stretch
+        begins with the commit, unless an interrupt has come meanwhile. Raises HungError, and whatever a rank raised.
+        """
+        began = time.monotonic()
+        batch, info = await self.take(step)
+        if batch is None or info is None:
+            return None
+        taken = time.monotonic()
+        ranks: list[RankStep] = await self._pumps.train(batch, wake)
+        trained = time.monotonic()
+        onward = onward and self._interrupted != step
+        counters = await self.commit(step, batch.ordinals, onward)
+        ended = time.monotonic()
+        return Stepped(
+            len(batch.ordinals), info, taken - began, trained - taken, ended - trained, ranks, counters, onward
+        )  # fmt: skip
+
+    async def take(self, step: int) -> tuple[TrainBatch, StepInfo] | tuple[None, None]:
         """The next step's batch, or None where `interrupt` came first; the collector is paused when it returns.
 
         Raises HungError when there is none within deadlines.stallSeconds, and names what it has waited for.
         """
-        began = time.monotonic()
         stall = float(self._spec.deadlines.stall_seconds)
         end = await self._monitor.first(lambda: self._end_of_stretch(step), stall)
         if end is None and self._machine.state is CollectorState.DRAINING:
@@ -193,13 +177,11 @@ class Collector:
             end = await self._monitor.first(lambda: self._end_of_stretch(step), stall)
         if end is None:
             raise HungError(f"step {step}: no batch within {stall:g} s (deadlines.stallSeconds); {self._waiting_for()}")
-        if end.batch is None or end.info is None:
-            return None, None
-        return Taken(end.batch.ordinals, end.info, time.monotonic() - began), end.batch
+        return end.taken or (None, None)
 
     @control
     async def interrupt(self, step: int) -> None:
-        """Have `take` of this step return without a batch, unless it has one already."""
+        """Have this step end without a batch; where it has one already, the next stretch does not begin with its commit."""
         with self._monitor.changing():
             self._interrupted = step
 
@@ -207,7 +189,7 @@ class Collector:
     async def commit(self, step: int, ordinals: Sequence[int], resume: bool = False) -> dict[str, Any]:
         """The step's optimizer step has been taken on all ranks. May be repeated. Returns the counters.
 
-        `resume`: nothing comes before the next stretch, so it begins at once; one call instead of two.
+        `resume`: nothing comes before the next stretch, so it begins at once.
         """
         with self._monitor.changing():
             self._rollouts.commit(step, ordinals)
@@ -342,7 +324,7 @@ class Collector:
             self.settle()
             return None
         self._machine.enter(CollectorState.PAUSED, f"step {step}")
-        return End(*taken) if taken else End(None, None)
+        return End(taken)
 
     def _resume(self, version: int) -> None:
         self._raise_failure()

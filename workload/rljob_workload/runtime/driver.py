@@ -1,8 +1,8 @@
 """The driver: one attempt of a run, from actors to the last step.
 
-A step is: take a batch from the collector, train it on all ranks, commit it, save if due (the engines stay down until the
-save has ended), wake, validate if due, collect again. Whether a save is due is decided before the step. Every wait has a
-deadline, and every way to end badly has its own exit code.
+A step is: the collector takes a batch, has it trained on all ranks and commits it (one call), save if due (the engines stay
+down until the save has ended), wake, validate if due, collect again. Whether a save is due is decided before the step. Every
+wait has a deadline, and every way to end badly has its own exit code.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from queue import Empty
-from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from rljob_api.exitcodes import ExitCode
+from rljob_api.layout import layout_of
 from rljob_api.progress import CheckpointInfo, Finished
 from rljob_workload.core.checkpoint import Checkpoint, CheckpointError, RunDirectory
 from rljob_workload.core.due import ENDING, Cause, Due, DueRules
 from rljob_workload.core.handover import Passage
 from rljob_workload.runtime import launch, preflight
 from rljob_workload.runtime.calls import Calls
-from rljob_workload.runtime.collector import Taken
 from rljob_workload.runtime.control import Control
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.progress import Progress, utc_now
@@ -38,6 +37,7 @@ from rljob_workload.runtime.serving import close_server, server_place
 from rljob_workload.runtime.settings import Attempt
 from rljob_workload.runtime.step import Phases, metrics_line, prompt_counts
 from rljob_workload.runtime.stop import StopSignal
+from rljob_workload.runtime.stretch import Stepped
 from rljob_workload.runtime.validation import agents_verdicts, greedy_verdicts
 from rljob_workload.runtime.watch import Watch
 
@@ -147,7 +147,9 @@ class Driver:
         if begin.checkpoint is not None:
             self._saves.resumed(begin.checkpoint)
         urls = self._calls().get(
-            self._actors.collector.start.remote(self._actors.replicas, self._version), deadline, "the collector hangs"
+            self._actors.collector.start.remote(self._actors.replicas, self._version, layout_of(self._spec).replicas()),
+            deadline,
+            "the collector hangs",
         )
         self._record.begin(self._version)
         ready = time.monotonic()
@@ -187,18 +189,16 @@ class Driver:
         decision = self._due.decide(step)
         phases, began = Phases(), time.monotonic()
         with phases.timed("generate"):
-            taken, batch = self._take(step)
-        if taken is None:
+            stepped = self._ask(step, wake=not decision.save, onward=not decision.save and self._goes_on(step))
+        if stepped is None:
             self._serve(self._due.urgent())
             return None
-        with phases.timed("train"):
-            results = self._train(step, batch, wake=not decision.save)
+        results = stepped.ranks
         handover = max(result.handover_seconds for result in results)
-        phases.move("train", "handover", handover)
-        self._record.totals.spend(taken.wait_seconds, handover)
-        onward = not decision.save and self._goes_on(step)
-        with phases.timed("commit"):
-            counters = self._commit(step, taken, resume=onward)
+        phases.move("generate", "train", stepped.train_seconds - handover)
+        phases.move("generate", "handover", handover)
+        phases.move("generate", "commit", stepped.commit_seconds)
+        self._trained(step, stepped, handover)
         if decision.save:
             with phases.timed("save"):
                 self._save(step)
@@ -206,41 +206,45 @@ class Driver:
                     results = woken(results, self._wake())
         reward = self._validate_if_due(step, phases) if not decision.end else None
         reached = self._reached(step, reward)
-        too_many = too_many_skipped(self._spec, counters)
+        too_many = too_many_skipped(self._spec, stepped.counters)
         if (too_many or reached is not None) and not decision.save:
             # The weights that reached the target are what the run was for; a stopped run goes on from here.
             with phases.timed("save"):
                 self._save_if_new()
         self._due.stepped(time.monotonic() - began - phases.seconds.get("save", 0.0))
-        self._report(step, taken, results, counters, phases, reward)
+        self._report(step, stepped, results, phases, reward)
         if too_many is not None:
             self._ready_saves().wait()
             raise RunError(ExitCode.SKIPPED_TOO_MANY, f"step {step}, which was saved: {too_many}")
-        if reached is None and step < self._spec.algorithm.grpo.steps and not onward:
+        if reached is None and step < self._spec.algorithm.grpo.steps and not stepped.onward:
             # Asked for since the decision: the collector is down now, and one more step may be too long to wait.
             self._serve(decision.end or self._due.urgent())
         return reached
 
-    def _take(self, step: int) -> tuple[Taken | None, Any]:
-        """The step's batch; None where something more urgent than the step has come up (the collector is paused then)."""
+    def _ask(self, step: int, *, wake: bool, onward: bool) -> Stepped | None:
+        """The step, trained and committed; None where something more urgent has come up (the collector is paused then)."""
         self._progress.update(phase="Generating")
         interrupted = self._due.urgent() is not None
-        if interrupted:  # before it is asked for a batch, which may be there at once
+        if interrupted:  # before it is asked for the step, whose groups may be there at once
             self._calls().get(self._calls().collector.interrupt.remote(step), self._stall, "the collector hangs")
-        taken_ref, batch_ref = self._calls().collector.take.options(num_returns=2).remote(step)
-        future, events = taken_ref.future(), self._control.events
-        future.add_done_callback(lambda _: events.put("taken"))
-        deadline = time.monotonic() + self._stall + ANSWER_SECONDS
+        future, events = self._calls().collector.step.remote(step, wake, onward).future(), self._control.events
+        future.add_done_callback(lambda _: events.put("stepped"))
+        # The step's groups, the last slice and training have this long each, and the collector says which of them hangs.
+        deadline = time.monotonic() + 3 * self._stall + ANSWER_SECONDS
+        looks = time.monotonic() + self._stall + ANSWER_SECONDS
         while not future.done():
             if not interrupted and self._due.urgent():
                 interrupted = True
                 self._calls().collector.interrupt.remote(step)
-            left = deadline - time.monotonic()
+            left = looks - time.monotonic()
             if left < 0:
-                raise RunError(ExitCode.HUNG, self._calls().stall_report(step, self._stall))
+                if time.monotonic() > deadline or not self._calls().collector_answers():
+                    raise RunError(ExitCode.HUNG, self._calls().stall_report(step, self._stall))
+                left, looks = self._stall, looks + self._stall
             with suppress(Empty):
                 events.get(timeout=left if interrupted else min(left, max(0.0, self._due.seconds_to_spare())))
-        return future.result(), batch_ref
+        stepped: Stepped | None = future.result()
+        return stepped
 
     def _serve(self, cause: Cause | None) -> None:
         """Between two steps, the collector down: save if that is wanted, end if that is, or go on."""
@@ -260,32 +264,26 @@ class Driver:
             self._wake()
         self._calls().get(self._calls().collector.resume.remote(self._version), self._stall, "the collector hangs")
 
-    def _train(self, step: int, batch: Any, *, wake: bool) -> list[RankStep]:
-        self._progress.update(phase="Training")
-        results: list[RankStep] = self._calls().ranks("train", self._stall, ExitCode.HUNG, batch, wake)
-        self._version = step
-        self._control.stepped(step)
-        self._ready_saves().stepped(max(result.stats.grad_norm for result in results))
-        return results
-
     def _goes_on(self, step: int) -> bool:
         """Whether the next stretch of collecting can begin with the commit: nothing between them needs the collector down."""
-        if step == self._spec.algorithm.grpo.steps or self._validates(step) or self._due.urgent():
+        if step == self._spec.algorithm.grpo.steps or self._validates(step):
             return False
         return self._spec.prompts.on_exceeded != "Fail"  # the counters may then end the run, after a save
 
-    def _commit(self, step: int, taken: Taken, *, resume: bool) -> dict[str, Any]:
-        call = self._calls().collector.commit.remote(step, taken.ordinals, resume)
-        counters: dict[str, Any] = self._calls().get(call, self._stall, "the collector does not commit")
-        self._record.totals.add(taken.info)
-        if counters["counts"]["trained"] != self._record.totals.trained_prompts + len(taken.ordinals):
+    def _trained(self, step: int, stepped: Stepped, handover: float) -> None:
+        """The weights have taken this step: everything that counts steps learns of it."""
+        self._version = step
+        self._control.stepped(step)
+        self._ready_saves().stepped(max(result.stats.grad_norm for result in stepped.ranks))
+        totals = self._record.totals
+        totals.spend(stepped.wait_seconds, handover)
+        totals.add(stepped.info)
+        totals.trained_prompts += stepped.prompts
+        if (trained := stepped.counters["counts"]["trained"]) != totals.trained_prompts:
             raise RunError(
                 ExitCode.UNEXPECTED,
-                f"step {step}: the ledger counts {counters['counts']['trained']} trained prompts, "
-                f"the driver {self._record.totals.trained_prompts + len(taken.ordinals)}",
+                f"step {step}: the ledger counts {trained} trained prompts, the driver {totals.trained_prompts}",
             )
-        self._record.totals.trained_prompts += len(taken.ordinals)
-        return counters
 
     def _validates(self, step: int) -> bool:
         validation = self._spec.validation
@@ -385,15 +383,14 @@ class Driver:
     def _report(
         self,
         step: int,
-        taken: Taken,
+        stepped: Stepped,
         results: list[RankStep],
-        counters: dict[str, Any],
         phases: Phases,
         validation_reward: float | None,
     ) -> None:
-        info, clocks, totals = taken.info, self._record.clocks, self._record.totals
-        line = metrics_line(step, self._attempt.number, clocks, info, results, counters["counts"], phases, totals)
-        line |= {"starved_seconds": round(taken.wait_seconds, 5), "in_flight_cap": self._cap}
+        info, clocks, totals = stepped.info, self._record.clocks, self._record.totals
+        line = metrics_line(step, self._attempt.number, clocks, info, results, stepped.counters["counts"], phases, totals)
+        line |= {"starved_seconds": round(stepped.wait_seconds, 5), "in_flight_cap": self._cap}
         if validation_reward is not None:
             line["validation_reward"] = validation_reward
         self._record.write(line)
@@ -403,7 +400,7 @@ class Driver:
             reward=info.reward,
             elapsed_seconds=clocks.elapsed,
             consumed_samples=totals.consumed_samples,
-            prompts=prompt_counts(counters),
+            prompts=prompt_counts(stepped.counters),
         )
         if step % 10 == 0 or validation_reward is not None:
             log.info("step %d of %d: reward %.3f, loss %+.4f, entropy %.3f, %d answers over versions, %.1f s",

@@ -266,6 +266,8 @@ def _prepare_environment() -> None:
     # Reap what a killed actor leaves behind.
     os.environ.setdefault("RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper", "true")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray's workers are the work here; it would give them the rest that other processes leave (a niceness of 15).
+    os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.pop("RAY_ADDRESS", None)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # every process would compile torch and Megatron again

@@ -40,8 +40,14 @@ class Monitor:
         """Have everybody look again. The lock must be held."""
         self._changes += 1
         waiters, self._waiters = self._waiters, set()
+        if not waiters:
+            return
+        own = asyncio._get_running_loop()
         for loop, waiter in waiters:
-            loop.call_soon_threadsafe(_wake, waiter)
+            if loop is own:
+                _wake(waiter)
+            else:  # writes to a pipe of that loop
+                loop.call_soon_threadsafe(_wake, waiter)
 
     async def first[T](self, attempt: Callable[[], T | None], seconds: float | None = None) -> T | None:
         """The first result of `attempt` that is not None; None when there is none within so many seconds.

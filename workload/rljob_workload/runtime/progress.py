@@ -51,10 +51,12 @@ class Progress:
         with self._lock:
             return self._report
 
-    def update(self, **fields: Any) -> None:
-        """Replace fields of the report."""
+    def update(self, *, training: bool | None = None, **fields: Any) -> None:
+        """Replace fields of the report. `training`: how far a step is that the driver waits for; elsewhere it means nothing."""
         with self._lock:
             phase = self._report.phase
+            if training is not None and phase in ("Generating", "Training"):
+                fields["phase"] = "Training" if training else "Generating"
             self._report = self._report.model_copy(update={**fields, "updated_time": utc_now()})
             important = self._report.phase != phase and self._report.phase in ("Finished", "Failed", "Loading")
         if important or time.monotonic() - self._mirrored > MIRROR_SECONDS:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from rljob_api.layout import layout_of
 from rljob_api.spec import RLJobSpec
-from rljob_workload.algorithm.batch import HTTP, Answer, DecodeSlice, Request
+from rljob_workload.algorithm.batch import HTTP, Answer, DecodeSlice, Request, TrainBatch
 from rljob_workload.core.groups import Group
 from rljob_workload.core.ledger import SkipCause
 from rljob_workload.core.rollouts import Rollouts
@@ -30,6 +30,10 @@ log = logging.getLogger("rljob.collector")
 
 #: Engine iterations of a slice at most, while somebody waits by HTTP.
 ASKED_ITERATIONS = 8
+
+#: Without a new request for so long, a burst of them is over; and it is over after so long in any case.
+QUIET_SECONDS = 0.004
+LONGEST_BURST_SECONDS = 0.03
 
 #: Requests of a slice, and what it goes on for.
 _Order = tuple[list[Request], SliceGoal]
@@ -66,7 +70,8 @@ class Pumps:
     def __init__(self, owner: Owner, spec: RLJobSpec) -> None:
         self._owner = owner
         self._spec = spec
-        self._replicas: list[list[Any]] = []
+        self._replicas: Sequence[Sequence[Any]] = []
+        self._numbers: Sequence[Sequence[int]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         #: Answers that each replica's engine still has to deliver.
         self._busy: list[int] = []
@@ -85,9 +90,9 @@ class Pumps:
         """Nothing is being generated, and nothing is about to be."""
         return not self._slices and not any(self._wanted(index) for index in range(len(self._replicas)))
 
-    def start(self, replicas: list[list[Any]]) -> None:
-        """Begin to pump; in the event loop of the actor's work."""
-        self._replicas = replicas
+    def start(self, replicas: Sequence[Sequence[Any]], numbers: Sequence[Sequence[int]]) -> None:
+        """Begin to pump; in the event loop of the actor's work. `numbers`: of the ranks of each replica."""
+        self._replicas, self._numbers = replicas, numbers
         self._busy = [0] * len(replicas)
         for index in range(len(replicas)):
             self._spawn(self._pump(index), f"replica {index}")
@@ -109,6 +114,30 @@ class Pumps:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    # ---- training ---------------------------------------------------------------------------
+
+    async def train(self, batch: TrainBatch, wake: bool) -> list[Any]:
+        """One training step on all ranks, with what each of them says, in the order of their numbers. Slices have ended.
+
+        Raises what a rank raised, or HungError naming those that do not answer.
+        """
+        ranks = {number: rank for replica, numbers in zip(self._replicas, self._numbers, strict=True)
+                 for number, rank in zip(numbers, replica, strict=True)}  # fmt: skip
+        ordered = sorted(ranks)
+        return await self._call("train", ordered, [ranks[number].train.remote(batch, wake) for number in ordered])
+
+    async def _call(self, what: str, numbers: Sequence[int], calls: Sequence[Awaitable[Any]]) -> list[Any]:
+        """The results of one call to each of these ranks."""
+        seconds = float(self._spec.deadlines.stall_seconds)
+        futures = [asyncio.ensure_future(call) for call in calls]
+        # The first failure is the cause; the others then wait in a collective.
+        await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+        results = [future.result() for future in futures if future.done()]
+        if absent := [number for number, future in zip(numbers, futures, strict=True) if not future.done()]:
+            named = ", ".join(map(str, absent))
+            raise HungError(f"{what}: no answer of rank {named} within {seconds:g} s (deadlines.stallSeconds)")
+        return results
+
     # ---- slices -----------------------------------------------------------------------------
 
     async def _pump(self, replica: int) -> None:
@@ -117,6 +146,7 @@ class Pumps:
         The wait for something to do has no deadline of its own: whoever needs the answers (`take`) has one.
         """
         while True:
+            await self._gather(replica)
             order = await self._owner.monitor.first(lambda: self._next_slice(replica))
             assert order is not None
             try:
@@ -132,6 +162,20 @@ class Pumps:
                     del self._slices[replica]
                     self._give_up_overdue()
                     self._owner.settle()
+
+    async def _gather(self, replica: int) -> None:
+        """An idle engine waits a moment for the rest of a burst: each request by itself costs as much as all together."""
+        monitor, desk = self._owner.monitor, self._owner.desk
+        await monitor.first(lambda: self._wanted(replica) or None)
+        began = time.monotonic()
+        while not self._busy[replica] and time.monotonic() - began < LONGEST_BURST_SECONDS:
+            with monitor.reading():
+                seen, waits = desk.submitted, desk.waits(replica)
+            if not waits:
+                return
+            await asyncio.sleep(QUIET_SECONDS)
+            if desk.submitted == seen:
+                return
 
     def _wanted(self, replica: int) -> bool:
         if self._owner.serving and self._owner.desk.wants(replica):
@@ -183,14 +227,8 @@ class Pumps:
 
     async def _slice(self, replica: int, requests: Sequence[Request], goal: SliceGoal) -> tuple[list[Answer], int]:
         """One call of all ranks of a replica. Raises what a rank raised, or HungError naming those that do not answer."""
-        ranks, seconds = self._replicas[replica], float(self._spec.deadlines.stall_seconds)
-        calls = [asyncio.ensure_future(rank.decode.remote(requests, goal)) for rank in ranks]
-        # The first failure is the cause; the others then wait in a collective.
-        await asyncio.wait(calls, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-        slices: list[DecodeSlice] = [call.result() for call in calls if call.done()]
-        if absent := [replica * len(ranks) + index for index, call in enumerate(calls) if not call.done()]:
-            named = ", ".join(map(str, absent))
-            raise HungError(f"decode: no answer of rank {named} within {seconds:g} s (deadlines.stallSeconds)")
+        ranks, numbers = self._replicas[replica], self._numbers[replica]
+        slices: list[DecodeSlice] = await self._call("decode", numbers, [rank.decode.remote(requests, goal) for rank in ranks])
         return [answer for result in slices for answer in result.answers], slices[0].left
 
     # ---- scores -----------------------------------------------------------------------------
@@ -238,7 +276,10 @@ class Pumps:
                     self._owner.settle()
                     monitor.notify()
                     continue
-            await monitor.changed(seen, left)
+            if left is None or self._owner.players is not None:
+                await monitor.changed(seen, left)
+            else:  # whatever is handed out meanwhile has a later deadline
+                await asyncio.sleep(left)
 
     def _until_next_deadline(self) -> float | None:
         """Seconds until a group or a validation rollout is overdue; None while there is none whose clock runs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import signal
@@ -104,8 +105,11 @@ def _serve(attempt: Attempt, progress: Progress, control: Control, access: Acces
     try:
         server = ProgressServer(progress, control, access, host, port)
     except OSError as err:
+        cure = "; the operator looks for the report there: end the process that listens on that port"
         raise RunError(
-            ExitCode.ENVIRONMENT_MISSING, f"cannot serve the progress report on {host}:{port}: {err.strerror or err}"
+            ExitCode.ENVIRONMENT_MISSING,
+            f"cannot serve the progress report on {host}:{port}: {err.strerror or err}"
+            f"{cure if err.errno == errno.EADDRINUSE else ''}",
         ) from err
     log.info("attempt %d of %s/%s; progress on http://%s:%d/progress",
              attempt.number, attempt.namespace, attempt.name, host, server.port)  # fmt: skip

@@ -1,20 +1,41 @@
-"""A stretch of collecting, from one step to the next: its clock and its end."""
+"""A stretch of collecting, from one step to the next: its clock, its end, and what is told of the step."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rljob_workload.algorithm.batch import TrainBatch
 from rljob_workload.core.rollouts import StepInfo
 
+if TYPE_CHECKING:
+    from rljob_workload.runtime.rank import RankStep
+
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a stretch of collecting ended."""
+    """How a stretch of collecting ended; `taken` is None where it was interrupted."""
 
-    batch: TrainBatch | None
-    info: StepInfo | None
+    taken: tuple[TrainBatch, StepInfo] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What the driver learns about a step that was trained and committed (its batch goes from here to the ranks)."""
+
+    prompts: int
+    info: StepInfo
+    #: Seconds that the step waited for its groups, that the ranks' calls took, and that the commit took.
+    wait_seconds: float
+    train_seconds: float
+    commit_seconds: float
+    #: One of each rank.
+    ranks: list[RankStep]
+    #: After the commit: the ledger's counters, and the skipped ordinals by cause.
+    counters: dict[str, Any]
+    #: Whether the next stretch has begun.
+    onward: bool
 
 
 class ActiveClock:

@@ -10,6 +10,7 @@ over all attempts. An attempt that goes on from an older checkpoint says so, and
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
 import time
@@ -37,11 +38,11 @@ def _crc_table() -> list[int]:
 _TABLE = _crc_table()
 
 
-def crc32c(data: bytes) -> int:
-    """The checksum of TFRecords, unmasked."""
-    crc = 0xFFFFFFFF
+def crc32c(data: bytes, before: int = 0) -> int:
+    """The checksum of TFRecords, unmasked. `before`: of what stands in front of the data."""
+    crc, table = before ^ 0xFFFFFFFF, _TABLE
     for byte in data:
-        crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
     return crc ^ 0xFFFFFFFF
 
 
@@ -50,10 +51,11 @@ def masked(crc: int) -> int:
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def record(data: bytes) -> bytes:
-    """One TFRecord."""
-    length = struct.pack("<Q", len(data))
-    return length + struct.pack("<I", masked(crc32c(length))) + data + struct.pack("<I", masked(crc32c(data)))
+def record(payload: bytes, rest: bytes = b"", before: int | None = None) -> bytes:
+    """One TFRecord of both parts. `before`: the payload's checksum, where it is known."""
+    length = struct.pack("<Q", len(payload) + len(rest))
+    crc = crc32c(rest, crc32c(payload) if before is None else before)
+    return length + struct.pack("<I", masked(crc32c(length))) + payload + rest + struct.pack("<I", masked(crc))
 
 
 def _varint(value: int) -> bytes:
@@ -70,15 +72,21 @@ def _message(field: int, data: bytes) -> bytes:
     return _varint(field << 3 | 2) + _varint(len(data)) + data
 
 
-def _event(step: int, payload: bytes) -> bytes:
-    """`Event`: wall_time = 1 (double), step = 2, and one of file_version = 3, summary = 5, session_log = 7."""
-    return b"\x09" + struct.pack("<d", time.time()) + b"\x10" + _varint(step) + payload
+def _position(step: int) -> bytes:
+    """The fields of every `Event`: wall_time = 1 (double), step = 2. Others: file_version = 3, summary = 5, session_log = 7."""
+    return b"\x09" + struct.pack("<d", time.time()) + b"\x10" + _varint(step)
+
+
+@functools.cache
+def _before_value(tag: str) -> bytes:
+    """A value's bytes up to its four of number: tag = 1 and simple_value = 2 (float)."""
+    named = _message(1, tag.encode()) + b"\x15"
+    return b"\x0a" + _varint(len(named) + 4) + named
 
 
 def _summary(scalars: Iterable[tuple[str, float]]) -> bytes:
-    """`Summary`: value = 1, each with tag = 1 and simple_value = 2 (float)."""
-    values = (_message(1, _message(1, tag.encode()) + b"\x15" + struct.pack("<f", value)) for tag, value in scalars)
-    return _message(5, b"".join(values))
+    """`Summary`: value = 1, repeated."""
+    return _message(5, b"".join(_before_value(tag) + struct.pack("<f", value) for tag, value in scalars))
 
 
 class EventFile:
@@ -89,19 +97,18 @@ class EventFile:
         directory.mkdir(parents=True, exist_ok=True)
         self._path = directory / f"events.out.tfevents.{int(time.time()):010d}.attempt-{attempt:06d}"
         self._file = self._path.open("ab", buffering=0)
-        self._write(_event(0, _message(3, b"brain.Event:2")))
-        self._write(_event(first, _message(7, b"\x08" + _varint(_START))))
+        self._write(record(_message(3, b"brain.Event:2"), _position(0)))
+        self._write(record(_message(7, b"\x08" + _varint(_START)), _position(first)))
 
-    def scalars(self, position: int, values: Iterable[tuple[str, float]]) -> None:
-        """Append values at a position of the horizontal axis. Raises OSError that names the file."""
-        self._write(_event(position, _summary(values)))
+    def append(self, position: int, summary: bytes, crc: int) -> None:
+        """Append a summary, with its checksum, at a position of the horizontal axis. Raises OSError that names the file."""
+        self._write(record(summary, _position(position), crc))
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _write(self, event: bytes) -> None:
-        data = record(event)
+    def _write(self, data: bytes) -> None:
         try:
             while data:
                 data = data[self._file.write(data) or 0 :]
@@ -119,9 +126,10 @@ class TensorBoard:
 
     def write(self, line: Mapping[str, Any]) -> None:
         """One step."""
-        values = list(scalars(line))
-        self._by_step.scalars(int(line["step"]), values)
-        self._by_seconds.scalars(int(line["elapsed_seconds"]), values)
+        summary = _summary(scalars(line))
+        crc = crc32c(summary)  # a loop over its bytes in Python: once for both files, which is why positions stand behind
+        self._by_step.append(int(line["step"]), summary, crc)
+        self._by_seconds.append(int(line["elapsed_seconds"]), summary, crc)
 
     def close(self) -> None:
         """Close the files."""

@@ -62,6 +62,15 @@ class Desk:
         self._owed[replica] += answers
         return self._next
 
+    @property
+    def submitted(self) -> int:
+        """Requests so far."""
+        return self._next
+
+    def waits(self, replica: int) -> bool:
+        """Whether a request waits for the replica's next slice."""
+        return bool(self._waiting[replica])
+
     def wants(self, replica: int) -> bool:
         """Whether somebody waits for an answer of this replica."""
         return bool(self._tickets) and (bool(self._waiting[replica]) or self._running[replica] > 0)

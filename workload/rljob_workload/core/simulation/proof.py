@@ -83,8 +83,10 @@ def catch(number: int, schedules: int = MUTANT_SCHEDULES) -> dict[str, Any]:
     return {"mutant": mutant.name, "schedule": None}
 
 
-#: The table's lines: its name there, the rule, and whether the buffer is restored.
+#: The table's lines: its name there, the rule, and whether the buffer is restored. All but the first take groups in free order.
+WAITING = "ledger, waiting for old groups"
 RIVALS = (
+    (WAITING, "ledger", True),
     ("ledger", "ledger", True),
     ("live-cursor", "live-cursor", False),
     ("live-cursor + buffer", "live-cursor", True),
@@ -100,7 +102,7 @@ def rival(task: tuple[tuple[str, str, bool], float]) -> dict[str, Any]:
     (name, rule, buffer), failure_rate = task
     settings = SimSettings(
         seed=1, prompts=19_200, rows=30_000, crashes=17, failure_rate=failure_rate, rule=rule, load_replay_buffer=buffer,
-        filter_rate=0.0, bad_rows=0.0, answer_timeout=1000.0,
+        filter_rate=0.0, bad_rows=0.0, answer_timeout=1000.0, free_order=name != WAITING,
     )  # fmt: skip
     outcome = World(settings).run()
     verdict = outcome.verdict

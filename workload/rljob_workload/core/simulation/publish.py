@@ -52,7 +52,7 @@ def _generated(result: Mapping[str, Any]) -> str:
         cells = [f"`{rule}`"]
         for part in (row, failing[rule]):
             cells += [f"{part['lost']:,}", f"{part['trained_again']:,}", f"{part['extra_answers_percent']} %"]
-        rules.append("| " + " | ".join(f"**{cell}**" if rule == "ledger" else cell for cell in cells) + " |")
+        rules.append("| " + " | ".join(f"**{cell}**" if rule.startswith("ledger") else cell for cell in cells) + " |")
     mutants = ["| mistake put into the core | first schedule that shows it: lost, trained twice, violations |", "|---|---|"]
     mutants += [
         f"| {row['mutant']} | {row['lost']}, {row['trained_twice']}, {row['violations']} |" for row in result["mutants"]

@@ -47,6 +47,9 @@ class SimSettings:
     spread: float = 1.0
     train_time: float = 0.8
     answer_timeout: float = 40.0
+    #: The trainer takes what is finished and evicts what comes too late, instead of waiting for it (`RolloutSettings.waits`);
+    #: None: with the rules that are not ours.
+    free_order: bool | None = None
     #: Change P, G, ages, caps, batch size and the use of the buffer at every resume.
     vary: bool = False
 
@@ -79,7 +82,8 @@ class SimSettings:
         if not bad <= 0.1:
             raise SettingsError(f"--bad-rows {bad}: at most 0.1")
         rows = self.rows or max(8, self.prompts * 2 // 5)
-        return replace(self, rows=rows, bad_rows=bad)
+        free = self.rule != "ledger" if self.free_order is None else self.free_order
+        return replace(self, rows=rows, bad_rows=bad, free_order=free)
 
     def command(self) -> str:
         """The command that repeats this run."""
@@ -124,4 +128,5 @@ def random_schedule(seed: int) -> SimSettings:
         train_time=pick((0.0, 0.8, 3.0)),
         answer_timeout=pick((3.0, 40.0)),
         vary=pick((True, False)),
+        free_order=pick((True, False)),
     )

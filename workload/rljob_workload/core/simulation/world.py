@@ -184,6 +184,7 @@ class Life:
             answer_timeout=sizes.answer_timeout,
             retry_budget=0 if self.world.rival else sizes.retry_budget,
             filters_per_step=sizes.prompts_per_step,
+            waits=not sizes.free_order,
         )
         return Rollouts(make_source(self.world.facts, sizes), window, settings, self._see_skip)
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+
+from rljob_workload.megatron.shim.offload import zeros
 
 
 def flash_attn_with_kvcache(
@@ -94,8 +95,7 @@ def install() -> None:
 def _clear_new_caches(context: Any) -> None:
     """Memory that nobody has written may hold NaN, and a masked NaN is still one: a cache starts as zeros.
 
-    They come from the system unwritten, so that what no request has used yet takes no memory; a cache that is moved out and
-    back (mode Offload) must be torch's own.
+    They come from the system unwritten, so that what no request has used yet takes no memory.
     """
     allocate = context._allocate_memory_buffer
     if allocate.__name__ == "cleared":
@@ -103,12 +103,10 @@ def _clear_new_caches(context: Any) -> None:
 
     def cleared(self: Any) -> None:
         allocate(self)
-        buffer = self.memory_buffer
-        if self.kv_cache_management_mode.value == "offload":
-            buffer.zero_()
+        if self.memory_buffer.device.type == "cpu":
+            self.memory_buffer = zeros(self.memory_buffer.shape, self.memory_buffer.dtype)
         else:
-            zeros = torch.from_numpy(numpy.zeros(buffer.nbytes, numpy.uint8))
-            self.memory_buffer = zeros.view(buffer.dtype).view(buffer.shape)
+            self.memory_buffer.zero_()
 
     context._allocate_memory_buffer = cleared
 

@@ -91,6 +91,16 @@ POINTS = (
         "KVBlockAllocator.allocate_memory_blocks",
         ("self", "num_blocks"),
     ),
+    PatchPoint(
+        "megatron.core.inference.contexts.dynamic_context",
+        "DynamicInferenceContext.deallocate_inference_state_buffers",
+        ("self",),
+    ),
+    PatchPoint(
+        "megatron.core.inference.contexts.dynamic_context",
+        "DynamicInferenceContext.reinitialize_inference_state_buffers",
+        ("self",),
+    ),
     # Multiplies by `torch.matmul` and `Tensor.matmul`, which are oneDNN's for this module.
     PatchPoint(
         "megatron.core.tensor_parallel.layers",
@@ -102,6 +112,25 @@ POINTS = (
     PatchPoint(
         "megatron.core.inference.text_generation_controllers.text_generation_controller",
         "TextGenerationController.detokenize",
+    ),
+    # `megatron.seeds` stands in for the controller's `_sampling`.
+    PatchPoint(
+        "megatron.core.inference.sampling.torch_sampling",
+        "TorchSampling.sample_kernel",
+        (
+            *("self", "logits", "n", "context", "no_top_k", "no_top_p"),
+            *("gather_indices", "token_to_request_index", "output", "eager", "cache_key"),
+        ),
+    ),
+    PatchPoint(
+        "megatron.core.inference.sampling.torch_sampling",
+        "TorchSampling.sample_from_logits",
+        ("last_token_logits", "temperature", "top_k", "top_p", "generator", "vocab_size"),
+    ),
+    PatchPoint(
+        "megatron.core.inference.engines.dynamic_engine",
+        "DynamicInferenceEngine._check_stop_words_for_request_post_append",
+        ("self", "request"),
     ),
 )
 

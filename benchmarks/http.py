@@ -1,0 +1,84 @@
+"""What HTTP costs: samples a second of the copy task, played by an agent in one turn, beside the same job in process.
+
+`make bench-http` writes build/bench/http.json. Both jobs train 64 answers a step on the same data with the same model; the
+agent keeps 64 requests in flight. The two run one after the other, each several times, and the best run of each counts: on a
+machine that does other work too the best is the least disturbed. CPU seconds of all processes are told beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from benchmarks.local_run import Watched, watch
+from benchmarks.results import ROOT, Row, table, write
+
+#: Steps of a run, and those at its beginning that are not counted.
+STEPS, WARM_UP = 120, 20
+#: Seconds that a run may take.
+LONGEST = 300.0
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=int, default=2, help="runs of each side")
+    runs = parser.parse_args().runs
+    http, inside = [], []
+    for _ in range(runs):
+        http.append(_run({"agent": {"command": ["python", "-m", "rljob_workload.agents.hints", "--turns", "1"]}}, server=True))
+        inside.append(_run({"builtin": "exactMatch"}, server=False))
+    rows = _rows(http, inside)
+    print(table(rows))
+    print(f"written to {write('http', rows)}")
+
+
+def _run(environment: Mapping[str, Any], *, server: bool) -> Watched:
+    manifest = yaml.safe_load((ROOT / "examples" / "http-agent.yaml").read_text())
+    spec = manifest["spec"]
+    spec["environment"] = dict(environment)
+    spec["generation"]["server"] = {"enabled": server}
+    spec["algorithm"]["grpo"]["steps"] = STEPS
+    spec["checkpoint"]["everySteps"] = STEPS
+    del spec["validation"]
+    with tempfile.TemporaryDirectory(prefix="rljob-bench-") as directory:
+        job = Path(directory) / "job.yaml"
+        job.write_text(yaml.safe_dump(manifest))
+        return watch([], warm_up=WARM_UP, seconds=LONGEST, job=job)
+
+
+def _rate(run: Watched) -> float:
+    """Samples a second, of those steps that count; the last one saves."""
+    lines = [line for line in run.lines if WARM_UP <= line["step"] < STEPS]
+    return float(sum(line["samples"] for line in lines[1:]) / (lines[-1]["elapsed_seconds"] - lines[0]["elapsed_seconds"]))
+
+
+def _cpu(run: Watched) -> float:
+    """CPU milliseconds of a step, all processes."""
+    return sum(run.cpu.values()) / run.steps * 1000
+
+
+def _switch(run: Watched) -> float:
+    """Milliseconds that a step spends between generation and training, both ways."""
+    lines = [line for line in run.lines if WARM_UP <= line["step"] < STEPS]
+    seconds = sum(line["handover/suspend_seconds"] + line["handover/wake_seconds"] for line in lines)
+    return float(seconds) / len(lines) * 1000
+
+
+def _rows(http: list[Watched], inside: list[Watched]) -> list[Row]:
+    best, peer = max(http, key=_rate), max(inside, key=_rate)
+    parts = ", ".join(f"{kind} {seconds / best.steps * 1000:.1f}" for kind, seconds in best.cpu.items())
+    note = "peer: in process, same job; 64 parallel requests"
+    return [
+        Row("HTTP: samples a second", "samples/s", _rate(best), _rate(peer), "higher", f"{note}; aim 0.5"),
+        Row("HTTP: CPU a step", "ms", min(map(_cpu, http)), min(map(_cpu, inside)), "lower", f"{note}; {parts}"),
+        Row("HTTP: pause and resume a step", "ms", min(map(_switch, http)), 50.0, "lower", "peer: the aim"),
+    ]
+
+
+if __name__ == "__main__":
+    main()

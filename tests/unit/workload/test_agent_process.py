@@ -1,0 +1,161 @@
+"""The agent's process: it is started again, it ends with the trainer, and nothing that it started stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rljob_api import names
+from rljob_workload.runtime import agent as module
+from rljob_workload.runtime import agent_guard
+from rljob_workload.runtime.agent import AgentError, AgentProcess
+
+#: Writes its process and a child's, and waits; SIGTERM is not heeded.
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+with open("{file}.new", "w") as file:
+    file.write(f"{{os.getpid()}} {{child.pid}} {{os.getppid()}}")
+os.rename("{file}.new", "{file}")
+time.sleep(600)
+"""
+
+
+@dataclass
+class Seen:
+    """What the collector was told."""
+
+    ended: list[str] = field(default_factory=list)
+    failed: list[AgentError] = field(default_factory=list)
+    reports: int = 0
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def fail(self, error: AgentError) -> None:
+        self.failed.append(error)
+        self.over.set()
+
+    def process(self, directory: Path, *command: str) -> AgentProcess:
+        return AgentProcess(
+            ["python", *command],
+            directory / "agent.log",
+            ["http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1"],
+            "/the/token",
+            reports=lambda: self.reports,
+            ended=self.ended.append,
+            failed=self.fail,
+        )
+
+
+def processes(file: Path) -> list[psutil.Process]:
+    """Agent, its child and its guard, once they are there."""
+    wait_for(file.exists)
+    return [psutil.Process(int(number)) for number in file.read_text().split()]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def all_gone(watched: list[psutil.Process]) -> None:
+    psutil.wait_procs(watched, timeout=20)
+    assert [one.pid for one in watched if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
+
+
+@pytest.fixture
+def stubborn(tmp_path: Path) -> Iterator[tuple[Seen, AgentProcess, list[psutil.Process]]]:
+    file = tmp_path / "pids"
+    seen = Seen()
+    agent = seen.process(tmp_path, "-c", STUBBORN.format(file=file))
+    agent.start()
+    yield seen, agent, processes(file)
+    agent.close()
+
+
+def test_an_agent_that_heeds_nothing_is_killed_with_all_that_it_started(
+    stubborn: tuple[Seen, AgentProcess, list[psutil.Process]],
+) -> None:
+    seen, agent, watched = stubborn
+    agent.close()
+    all_gone(watched)
+    assert seen.ended == []
+    assert seen.failed == []
+
+
+def test_a_killed_guard_takes_the_agent_with_it_and_the_agent_is_started_again(
+    stubborn: tuple[Seen, AgentProcess, list[psutil.Process]],
+) -> None:
+    seen, _, (agent, child, guard) = stubborn
+    guard.kill()
+    all_gone([agent])
+    wait_for(lambda: seen.ended == ["the agent ended with its guard"])
+    child.kill()  # its parent is dead: under Ray the raylet, as the subreaper, ends it
+
+
+def test_a_killed_trainer_leaves_nothing(tmp_path: Path) -> None:
+    """The guard's standard input closes with whoever held it."""
+    file = tmp_path / "pids"
+    holder = subprocess.Popen(
+        [sys.executable, "-c",
+         "import subprocess, sys, time\n"
+         "guard = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+         "time.sleep(600)",
+         sys.executable, "-I", "-S", agent_guard.__file__, sys.executable, "-c", STUBBORN.format(file=file)],
+        start_new_session=True,
+    )  # fmt: skip
+    watched = processes(file)
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    all_gone(watched)
+
+
+def test_an_agent_that_only_ends_is_given_up_with_its_last_words(tmp_path: Path) -> None:
+    seen = Seen()
+    seen.process(tmp_path, "-c", "import sys; print('no model here', file=sys.stderr); sys.exit(3)").start()
+    assert seen.over.wait(20)
+    assert len(seen.ended) == module.MOST_USELESS_STARTS - 1
+    text = str(seen.failed[0])
+    assert "the agent ended with exit code 3, 3 times without having reported a rollout" in text
+    assert "no model here" in text
+
+
+def test_an_agent_that_gets_something_done_between_its_ends_is_started_again_and_again(tmp_path: Path) -> None:
+    seen, lives = Seen(), 5
+    agent = seen.process(tmp_path, "-c", "print('one more')")
+    agent._reports = lambda: min(lives, (tmp_path / "agent.log").read_text().count("\n") if agent._guard else 0)
+    agent.start()
+    assert seen.over.wait(30)
+    assert len(seen.ended) == lives + module.MOST_USELESS_STARTS - 1
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+    seen = Seen()
+    agent = seen.process(tmp_path)
+    agent._command = ["/no/such/agent"]
+    agent.start()
+    assert seen.over.wait(20)
+    assert "no start" in str(seen.failed[0])
+    assert "/no/such/agent" in str(seen.failed[0])
+
+
+def test_addresses_and_the_tokens_file_come_by_environment(tmp_path: Path) -> None:
+    seen = Seen()
+    wanted = (names.ENV_SERVER_URLS, names.ENV_CONTROL_TOKEN_FILE)
+    script = f"import os, sys; print(*map(os.environ.get, {wanted})); sys.exit(1)"
+    seen.process(tmp_path, "-c", script).start()
+    assert seen.over.wait(20)
+    line = (tmp_path / "agent.log").read_text().splitlines()[0]
+    assert line == "http://127.0.0.1:1/v1,http://127.0.0.1:2/v1 /the/token"

@@ -1,0 +1,309 @@
+"""Agents against the collector with ranks of plain Python: rollouts out, turns, rewards in, batches; and how it goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from rljob_workload.algorithm.batch import Request
+from rljob_workload.core.collecting import CollectorState
+from rljob_workload.core.slices import SliceGoal
+from rljob_workload.data.builtin import load_builtin
+from rljob_workload.runtime import collector as module
+from rljob_workload.runtime.collector import Collector
+from rljob_workload.runtime.logs import close_files
+from rljob_workload.server.place import ServerPlace
+
+from .test_collector import FakeRank
+
+ROOT = Path(__file__).parents[3]
+#: An agent that plays nothing: the tests do.
+IDLE = ["python", "-c", "import time; time.sleep(600)"]
+
+
+class Rank(FakeRank):
+    """Remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Request] = []
+
+    async def remote(self, requests: list[Request], goal: SliceGoal) -> Any:
+        self.asked += requests
+        return await super().remote(requests, goal)
+
+
+@dataclass
+class Play:
+    """A collector, its rank, and an agent's view of it."""
+
+    collector: Collector
+    rank: Rank
+    session: aiohttp.ClientSession
+    url: str
+
+    async def next(self, most: int = 64, wait: float = 10.0) -> list[dict[str, Any]]:
+        async with self.session.get(f"{self.url}/rollouts/next", params={"max": most, "wait": wait}) as response:
+            assert response.status == 200
+            rollouts: list[dict[str, Any]] = (await response.json())["rollouts"]
+            return rollouts
+
+    async def turn(self, rollout: dict[str, Any], prompt: str | None = None, **more: Any) -> tuple[int, dict[str, Any]]:
+        body = {"prompt": rollout["prompt"] if prompt is None else prompt, **more}
+        async with self.session.post(rollout["base_url"] + "/completions", json=body) as response:
+            return response.status, await response.json()
+
+    async def result(self, rollout: dict[str, Any], **body: Any) -> tuple[int, dict[str, Any]]:
+        async with self.session.post(f"{self.url}/rollouts/{rollout['id']}/result", json=body) as response:
+            return response.status, await response.json()
+
+    async def play(self, rollouts: list[dict[str, Any]]) -> None:
+        """Two turns of each, rewards that differ."""
+        rewards = itertools.cycle((0.0, 1.0))
+        for rollout in rollouts:
+            status, first = await self.turn(rollout)
+            assert status == 200, first
+            text = f"{rollout['prompt']}{first['choices'][0]['text']}:="
+            status, _ = await self.turn(rollout, text)
+            assert status == 200
+            assert (await self.result(rollout, reward=next(rewards)))[0] == 200
+
+
+@asynccontextmanager
+async def playing(
+    directory: Path, *, replicas: int = 1, environment: dict[str, Any] | None = None, **generation: Any
+) -> AsyncIterator[Play]:
+    """P = 2, G = 2, a retry budget of one."""
+    spec = yaml.safe_load((ROOT / "examples" / "http-agent.yaml").read_text())["spec"]
+    spec["algorithm"]["grpo"] |= {"promptsPerStep": 2, "generationsPerPrompt": 2, "microBatchSize": 2}
+    spec["generation"] |= {"maxInFlightPrompts": 2, **generation}
+    spec["environment"] = environment or {"agent": {"command": IDLE}}
+    spec["prompts"] = {"retryBudget": 1}
+    spec["trainer"]["ranksPerNode"] = replicas
+    token = directory / "token"
+    token.write_text("secret")
+    collector = Collector(spec, str(directory), 1, ServerPlace("127.0.0.1", str(token), "agent"))
+    ranks = [Rank() for _ in range(replicas)]
+    for rank in ranks:
+        rank.collector = collector
+    urls = await collector.start([[rank] for rank in ranks], 0)
+    try:
+        async with aiohttp.ClientSession(headers={"Authorization": "Bearer secret"}) as session:
+            yield Play(collector, ranks[0], session, urls[0])
+    finally:
+        await collector.close()
+        for task in list(collector._pumps._tasks):
+            task.cancel()
+        close_files()
+
+
+async def test_a_batch_holds_what_the_engine_generated_and_nothing_else_counts(tmp_path: Path) -> None:
+    async with playing(tmp_path) as play:
+        rollouts = await play.next()
+        assert len(rollouts) == 4
+        await play.play(rollouts)
+        batch, info = await asyncio.wait_for(play.collector.take(1), 10)
+        assert info is not None
+        assert batch is not None
+        assert info.answer_tokens == batch.answer_tokens == 4 * 6
+        for row in batch.rows:
+            prompt = row.prompt_length
+            assert row.spans == ((prompt, prompt + 3), (prompt + 5, prompt + 8))
+            assert len(row.tokens) == prompt + 8
+            assert row.logprobs == (-1.0,) * 6
+            assert row.current
+        assert sorted(row.advantage > 0 for row in batch.rows) == [False, False, True, True]
+
+
+async def test_turns_wait_between_steps_and_none_fails(tmp_path: Path) -> None:
+    async with playing(tmp_path, maxInFlightPrompts=4) as play:
+        rollouts = await play.next()
+        await play.play(rollouts[:4])
+        await asyncio.wait_for(play.collector.take(1), 10)
+        assert (await play.collector.status())["state"] == CollectorState.PAUSED
+        slices = play.rank.slices
+        waits = [asyncio.create_task(play.turn(rollout)) for rollout in rollouts[4:]]
+        done, _ = await asyncio.wait(waits, timeout=0.2)
+        assert done == set()
+        assert play.rank.slices == slices
+        await play.collector.commit(1, sorted({int(one["id"].split(".")[0]) for one in rollouts[:4]}), resume=True)
+        assert [status for status, _ in await asyncio.wait_for(asyncio.gather(*waits), 10)] == [200] * 4
+
+
+async def test_an_error_costs_the_group_one_of_its_tries_and_then_the_prompt(tmp_path: Path) -> None:
+    async with playing(tmp_path) as play:
+        rollouts = await play.next()
+        assert (await play.result(rollouts[0], error="the tool is down"))[0] == 200
+        status, answer = await play.turn(rollouts[1])
+        assert status == 410, "its group has failed as a whole"
+        assert "the tool is down" in answer["error"]["message"]
+        again = await play.next()
+        assert [one["id"] for one in again] == ["0.1.0", "0.1.1"]
+        await play.result(again[0], error="still down")
+        counters = play.collector.counters()
+        assert counters["skipped_names"] == {"RetryBudgetExhausted": [0]}
+        assert counters["counts"]["in_flight"] == 2, "another prompt has taken its place"
+
+
+async def test_rollouts_of_a_dead_agent_are_played_again_and_those_it_had_not_taken_go_on(tmp_path: Path) -> None:
+    async with playing(tmp_path) as play:
+        assert play.collector._players is not None
+        (taken,) = await play.next(1)
+        with play.collector.monitor.changing():
+            play.collector._players.agent_ended("the agent ended with exit code 3")
+        assert (await play.turn(taken))[0] == 410
+        rest = await play.next()
+        assert sorted(one["id"] for one in rest) == ["0.1.0", "0.1.1", "1.0.0", "1.0.1"]
+        assert play.collector.counters()["counts"]["skipped"] == 0
+
+
+async def test_a_slow_agent_loses_its_rollout_and_its_turn_under_way_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = [0.0]
+    monkeypatch.setattr(module.ActiveClock, "now", lambda self: seconds[0])
+    async with playing(tmp_path, answerTimeoutSeconds=5) as play:
+        rollouts = await play.next()
+        play.rank.hold = lambda request: True
+        waits = asyncio.create_task(play.turn(rollouts[0]))
+        await asyncio.wait_for(seen(play, 1), 10)
+        seconds[0] = 6.0
+        with play.collector.monitor.changing():
+            pass  # have the keeper of deadlines look
+        status, answer = await asyncio.wait_for(waits, 10)
+        assert status == 410
+        assert "0 answers after 5 s (generation.answerTimeoutSeconds)" in answer["error"]["message"]
+        assert (await play.result(rollouts[0], reward=1.0))[0] == 410
+
+
+async def test_one_turn_at_a_time_and_a_result_after_it(tmp_path: Path) -> None:
+    async with playing(tmp_path) as play:
+        (rollout, *_) = await play.next()
+        assert (await play.result(rollout, reward=1.0))[0] == 409, "nothing was generated"
+        play.rank.hold = lambda request: True
+        waits = asyncio.create_task(play.turn(rollout))
+        await asyncio.wait_for(seen(play, 1), 10)
+        assert (await play.turn(rollout))[0] == 409
+        assert (await play.result(rollout, reward=1.0))[0] == 409
+        play.rank.hold = lambda request: False
+        assert (await asyncio.wait_for(waits, 10))[0] == 200
+        for body in ({}, {"reward": "1"}, {"reward": True}, {"reward": 1, "correct": 1}, {"reward": 1, "tokens": []}):
+            assert (await play.result(rollout, **body))[0] == 400
+        status, answer = await play.turn(rollout, "9=")
+        assert status == 400
+        assert "does not begin with prompt and answer of turn 1" in answer["error"]["message"]
+        assert (await play.result(rollout, reward=1.0))[0] == 200
+        assert (await play.result({"id": "99.0.0"}, reward=1.0))[0] == 404
+
+
+async def test_a_turn_whose_client_vanishes_leaves_the_rollout_as_it_was(tmp_path: Path) -> None:
+    async with playing(tmp_path) as play:
+        (rollout, *_) = await play.next()
+        play.rank.hold = lambda request: True
+        leaves = asyncio.create_task(play.turn(rollout))
+        await asyncio.wait_for(seen(play, 1), 10)
+        leaves.cancel()
+        await asyncio.gather(leaves, return_exceptions=True)
+        play.rank.hold = lambda request: False
+        await asyncio.wait_for(free(play, rollout["id"]), 10)
+        assert (await play.turn(rollout))[0] == 200
+        assert (await play.result(rollout, reward=1.0))[0] == 200
+
+
+async def test_validation_is_played_greedily_between_two_steps(tmp_path: Path) -> None:
+    rows = [(index, load_builtin("copy3").rows[index]) for index in range(5)]
+    async with playing(tmp_path) as play:
+        await play.play(await play.next())
+        await asyncio.wait_for(play.collector.take(1), 10)
+        await play.collector.commit(1, [0, 1])
+        play.rank.asked.clear()
+        validated = asyncio.create_task(play.collector.validate(rows))
+        await asyncio.sleep(0)  # it has begun
+        rollouts = (await play.next())[:5]
+        assert [one["purpose"] for one in rollouts] == ["validate"] * 5, "they come before those that are trained"
+        for number, rollout in enumerate(rollouts):
+            assert (await play.turn(rollout, temperature=1.0))[0] == 200
+            if number == 4:
+                await play.result(rollout, error="no idea")
+            else:
+                await play.result(rollout, reward=1.0, correct=number < 3)
+        assert await asyncio.wait_for(validated, 10) == 3
+        assert all(request.sampling is not None and request.sampling.greedy for request in play.rank.asked)
+        assert (await play.collector.status())["state"] == CollectorState.PAUSED
+        await play.collector.resume(1)
+        assert [one["purpose"] for one in await play.next()] == ["train"] * 2, "training goes on"
+
+
+async def test_validation_that_is_not_reported_in_time_counts_as_wrong(tmp_path: Path) -> None:
+    rows = [(index, load_builtin("copy3").rows[index]) for index in range(2)]
+    async with playing(tmp_path, answerTimeoutSeconds=1) as play:
+        await play.play(await play.next())
+        await asyncio.wait_for(play.collector.take(1), 10)
+        await play.collector.commit(1, [0, 1])
+        validated = asyncio.create_task(play.collector.validate(rows))
+        await asyncio.sleep(0)  # it has begun
+        (quick, *_) = await play.next()
+        await play.turn(quick)
+        await play.result(quick, reward=1.0, correct=True)
+        assert await asyncio.wait_for(validated, 20) == 1
+
+
+async def test_rollouts_are_spread_over_the_replicas_and_stay_where_they_are(tmp_path: Path) -> None:
+    async with playing(tmp_path, replicas=2) as play:
+        rollouts = await play.next()
+        ports = [rollout["base_url"].split("/rollouts")[0] for rollout in rollouts]
+        assert len(set(ports)) == 2
+        assert ports.count(ports[0]) == 2
+        await play.play(rollouts)
+        taken, _ = await asyncio.wait_for(play.collector.take(1), 10)
+        assert taken is not None
+
+
+async def test_agents_that_wait_at_the_end_are_told_that_it_is_over(tmp_path: Path) -> None:
+    async with playing(tmp_path) as play:
+        await play.next()
+        waits = asyncio.create_task(play.session.get(f"{play.url}/rollouts/next", params={"wait": 30}))
+        await asyncio.sleep(0.05)
+        await play.collector.close()
+        response = await asyncio.wait_for(waits, 10)
+        assert await response.json() == {"rollouts": [], "over": True}
+
+
+async def test_a_run_without_agents_serves_too_also_when_it_has_all_the_answers_that_it_wants(tmp_path: Path) -> None:
+    async with playing(tmp_path, environment={"builtin": "exactMatch"}) as play:
+        rollout = {"base_url": play.url, "prompt": "123="}
+        for _ in range(3):  # nobody takes the step, so that soon no prompt may be handed out any more
+            status, answer = await asyncio.wait_for(play.turn(rollout, n=2), 10)
+            assert status == 200
+            assert len(answer["choices"]) == 2
+        async with play.session.get(f"{play.url}/rollouts/next") as response:
+            assert response.status == 404
+        await play.collector.interrupt(1)
+        assert await asyncio.wait_for(play.collector.take(1), 10) == (None, None)
+        waits = asyncio.create_task(play.turn(rollout))
+        done, _ = await asyncio.wait([waits], timeout=0.1)
+        assert done == set(), "the collector is paused"
+        await play.collector.resume(0)
+        assert (await asyncio.wait_for(waits, 10))[0] == 200
+
+
+async def seen(play: Play, count: int) -> None:
+    """The rank has been asked so much."""
+    while len(play.rank.asked) < count:  # noqa: ASYNC110 - a few milliseconds
+        await asyncio.sleep(0.005)
+
+
+async def free(play: Play, name: str) -> None:
+    """The rollout has no turn under way."""
+    assert play.collector._players is not None
+    while play.collector._players.get(name).turn is not None:  # noqa: ASYNC110 - a few milliseconds
+        await asyncio.sleep(0.005)
