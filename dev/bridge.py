@@ -28,9 +28,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rljob_api.model_config import MAX_BYTES, read_config
+from rljob_api.spec import HuggingFace, Model, RLJobSpec
 from rljob_workload.huggingface import tensors
+from rljob_workload.huggingface.architecture import Architecture
 from rljob_workload.huggingface.names import table
-from rljob_workload.huggingface.pretrained import CONFIG, architecture_of
+from rljob_workload.huggingface.pretrained import CONFIG, architecture_of, find_weights
 from rljob_workload.huggingface.weights import PretrainedWeights
 from rljob_workload.megatron import device
 
@@ -61,9 +63,7 @@ def main(arguments: Sequence[str]) -> int:
                 for name in MODELS:
                     make(name, Path(root, name))
                 found = [checked(Path(root, name)) for name in MODELS if name not in _NOT_IN_BRIDGE]
-                found += [
-                    {"model": name, "reader has transformers' logits": reader_agrees(Path(root, name))} for name in MODELS
-                ]
+                found += [beside_transformers(Path(root, name)) for name in MODELS]
             found.append({"dual mode": dual_mode()})
         case ["check", *models]:
             found = [checked(Path(model)) for model in models]
@@ -154,7 +154,7 @@ def our_weights(directory: Path) -> PretrainedWeights:
     """The same files by our table."""
     from rljob_workload.huggingface.headers import read_headers
 
-    of = architecture_of(read_config((directory / CONFIG).read_bytes()[:MAX_BYTES].decode()))
+    of = _architecture(directory)
     slots = {name: slot for file in directory.glob("*.safetensors") for name, slot in read_headers(file).items()}
     return PretrainedWeights(of, {part: slots[part] for entry in table(of) for part in entry.parts})
 
@@ -201,11 +201,26 @@ def same_logits(directory: Path, model: Any, rows: int) -> bool | None:
     return _close(ours, _of_transformers(directory, ids))
 
 
-def reader_agrees(directory: Path) -> bool:
-    """Whether the reader that our tests compare with computes what transformers does."""
+def beside_transformers(directory: Path) -> dict[str, Any]:
+    """Whether the reader that our tests compare with computes what transformers does, and whether we read its own files."""
     from tests.workload.hf_reference import logits
+    from transformers import AutoModelForCausalLM
 
-    return _close(logits(directory, _IDS), _of_transformers(directory, _IDS))
+    agrees = _close(logits(directory, _IDS), _of_transformers(directory, _IDS))
+    with tempfile.TemporaryDirectory(prefix="rljob-bridge-") as theirs:
+        AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).save_pretrained(theirs, max_shard_size="100kB")
+        read = _architecture(Path(theirs)) == _architecture(directory)
+        spec = RLJobSpec.model_construct(model=Model.model_construct(hugging_face=HuggingFace(path=theirs)))
+        whole = bool(find_weights(spec, _architecture(Path(theirs))))
+    return {
+        "model": directory.name,
+        "reader has transformers' logits": agrees,
+        "transformers' own files are read": read and whole,
+    }
+
+
+def _architecture(directory: Path) -> Architecture:
+    return architecture_of(read_config((directory / CONFIG).read_bytes()[:MAX_BYTES].decode()))
 
 
 def _of_transformers(directory: Path, ids: Tensor) -> Tensor:

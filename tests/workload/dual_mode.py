@@ -1,6 +1,8 @@
 """A process of its own for dual mode: the stand-in for Transformer Engine must be there before Megatron is imported.
 
-    python -m tests.workload.dual_mode DIRECTORY RANK WORLD ADDRESS
+    python -m tests.workload.dual_mode DIRECTORY RANK WORLD ADDRESS [experts]
+
+With `experts` it is a mixture of experts on Transformer Engine's layers; Megatron has dual mode for other experts only.
 
 Trains, hands over with answers in flight, saves, resumes, exports, and begins from the export. Prints what it found as JSON.
 """
@@ -38,15 +40,20 @@ ROOT = Path(__file__).parents[2]
 CALLS = fake_transformer_engine.CALLS
 
 
+EXPERTS = sys.argv[-1] == "experts"
+
+
 def spec_of(world: int, model: dict[str, Any] | None = None) -> RLJobSpec:
     """The example in dual mode, one GPU for each tensor rank, which every rule has to accept."""
     raw = yaml.safe_load((ROOT / "examples" / "copy.yaml").read_text())["spec"]
     raw["trainer"]["gpusPerNode"] = world
     raw["parallelism"] = {"tensor": world, "sequence": world > 1}
+    if EXPERTS:
+        raw["model"]["shape"] |= {"experts": 4, "topK": 2}
     if model:
         raw["model"] = model
     raw["model"] |= {"transformer": "TransformerEngine", "dtype": "bfloat16", "allowInferenceOptimizedTraining": True}
-    raw["generation"]["inferenceOptimized"] = True
+    raw["generation"]["inferenceOptimized"] = not EXPERTS
     verdict = judge("dual", raw)
     assert verdict.spec is not None, verdict.findings
     assert not errors(verdict.findings), verdict.findings

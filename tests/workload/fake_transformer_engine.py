@@ -73,6 +73,37 @@ class LayerNormLinear(_Affine):
         return functional.linear(whole, self.weight, self.bias)
 
 
+class GroupedLinear(nn.Module):
+    """One matrix for each expert of this rank, in parameters of their own."""
+
+    def __init__(
+        self, num_gemms: int, in_features: int, out_features: int, *, bias: bool, tp_size: int, params_dtype: Any,
+        return_bias: bool = False, **_: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        assert tp_size == 1
+        assert not bias
+        assert not return_bias
+        self.num_gemms, self.use_bias = num_gemms, False
+        self.fp8 = self.fp8_calibration = False
+        self.fp8_meta = {"fp8_checkpoint": False}
+        for number in range(num_gemms):
+            weight = nn.Parameter(torch.empty(out_features, in_features, dtype=params_dtype))
+            self.register_parameter(f"weight{number}", weight)
+
+    def init_fp8_metadata(self, num_gemms: int) -> None: ...
+
+    def get_extra_state(self) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8)
+
+    def set_extra_state(self, state: Any) -> None: ...
+
+    def forward(self, x: Tensor, m_splits: list[int], is_first_microbatch: bool | None = None) -> Tensor:
+        CALLS["experts"] += 1
+        weights = [getattr(self, f"weight{number}") for number in range(self.num_gemms)]
+        return torch.cat([functional.linear(part, w) for part, w in zip(x.split(m_splits), weights, strict=True)])
+
+
 class RMSNorm(nn.Module):
     def __init__(self, *, normalized_shape: int, eps: float, params_dtype: Any = None, **rest: Any) -> None:
         super().__init__()
@@ -138,7 +169,7 @@ def install() -> None:
     module("transformer_engine", __version__=VERSION)
     module(
         "transformer_engine.pytorch", Linear=Linear, LayerNormLinear=LayerNormLinear, RMSNorm=RMSNorm, LayerNorm=_Absent,
-        DotProductAttention=DotProductAttention, GroupedLinear=_Absent, __version__=VERSION,
+        DotProductAttention=DotProductAttention, GroupedLinear=GroupedLinear, __version__=VERSION,
     )  # fmt: skip
     module("transformer_engine.pytorch.cpp_extensions", rmsnorm_fwd=rmsnorm_fwd)
     module("transformer_engine.pytorch.constants", TE_DType=_Dtypes())

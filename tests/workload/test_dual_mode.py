@@ -21,17 +21,15 @@ from .conftest import ROOT
 from .many_ranks import free_address
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two tensor ranks"])
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def play(directory: Path, world: int, *more: str) -> list[dict[str, Any]]:
     """What each rank found."""
-    world, directory = request.param, tmp_path_factory.mktemp("dual")
     (directory / "saved").mkdir()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "tests.workload.dual_mode", str(directory)]
     address = free_address()
     ranks = [
         subprocess.Popen(
-            [*command, str(rank), str(world), address],
+            [*command, str(rank), str(world), address, *more],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -51,6 +49,11 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             rank.kill()
             rank.wait()
     return told
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two tensor ranks"])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return play(tmp_path_factory.mktemp("dual"), request.param)
 
 
 def test_the_model_is_made_of_megatrons_inference_optimized_layers(found: list[dict[str, Any]]) -> None:
@@ -76,6 +79,15 @@ def test_both_ways_compute_the_same_log_probs(found: list[dict[str, Any]]) -> No
 
 def test_it_is_saved_resumed_exported_and_begun_from_the_export(found: list[dict[str, Any]]) -> None:
     assert [(rank["resumed"], rank["begun"]) for rank in found] == [([], [])] * len(found)
+
+
+def test_experts_on_transformer_engine_are_grouped_and_do_the_same(tmp_path: Path) -> None:
+    """Without dual mode, which Megatron has for other experts. Their tensors have the names of those that run one by one."""
+    (rank,) = play(tmp_path, 1, "experts")
+    assert {"TEGroupedMLP", "TEColumnParallelGroupedLinear", "TELayerNormColumnParallelLinear"} <= set(rank["layers"])
+    assert all(calls.keys() == {"training", "experts"} for calls in [*rank["generating"], *rank["training"]])
+    assert max(error for error in rank["errors"] if error is not None) < 0.1
+    assert (rank["resumed"], rank["begun"]) == ([], [])
 
 
 @pytest.mark.parametrize(
