@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
 from rljob_workload.algorithm.batch import HTTP, Answer, Request, Sampling, TrainRow
 from rljob_workload.core.handover import Handover
 from rljob_workload.core.trajectory import Trajectory
 from rljob_workload.megatron.colocated import Colocated
 from rljob_workload.megatron.device import RankBarrier
+from rljob_workload.megatron.policy import _Tensors
 
 from .conftest import Loop, copy_spec
 
@@ -108,3 +110,16 @@ def switch(loop: Loop) -> None:
     handover = Handover(0, Colocated(loop.policy, loop.engine, RankBarrier(10), offload=False))
     handover.to_train()
     handover.to_decode()
+
+
+def test_one_span_is_what_no_span_means_and_several_leave_the_rest_out() -> None:
+    where = torch.device("cpu")
+    plain = TrainRow((1, 2, 3, 4, 5), 2, (-0.1, -0.2, -0.3), 1.0)
+    one = dataclasses.replace(plain, spans=((2, 5),))
+    for name in ("tokens", "behaviour", "mask"):
+        whole, spread = (getattr(_Tensors.of([row], 7, where), name) for row in (plain, one))
+        assert torch.equal(whole, spread)
+    several = _Tensors.of([TrainRow((1, 2, 3, 4, 5, 6), 2, (-0.1, -0.2, -0.3), 1.0, spans=((2, 3), (4, 6)))], 7, where)
+    assert several.mask.tolist() == [[0, 1, 0, 1, 1, 0]]
+    assert several.behaviour[0].tolist() == pytest.approx([0, -0.1, 0, -0.2, -0.3, 0])
+    assert several.longest == 6

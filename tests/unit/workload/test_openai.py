@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rljob_workload.algorithm.batch import Answer
 from rljob_workload.core.trajectory import Trajectory
@@ -13,6 +15,40 @@ from rljob_workload.server import openai
 from rljob_workload.server.errors import ApiError
 
 from .serving import limits
+
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 70) | st.floats() | st.text(max_size=3) | st.sampled_from(["1=", "12", "user"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "type", "text"]), inner),
+    max_leaves=6,
+)
+NAMES = sorted(openai.SERVED["completions"] | openai.SERVED["chat.completions"] | set(openai.NEUTRAL) | openai.IGNORED)
+LIKELY = st.fixed_dictionaries({}, optional={"prompt": st.sampled_from(["1=", [1, 4], ["1", [5]]]), "n": st.integers(0, 200),
+                                             "max_tokens": st.integers(0, 20)})  # fmt: skip
+
+
+@given(st.sampled_from(sorted(openai.SERVED)), LIKELY, st.dictionaries(st.sampled_from(NAMES), ODD, max_size=4))
+def test_whatever_is_asked_is_refused_by_name_or_can_be_answered(
+    kind: str, likely: dict[str, Any], odd: dict[str, Any]
+) -> None:
+    own = limits()
+    ask, refused = None, None
+    try:
+        ask = openai.read(kind, likely | odd, own)
+    except ApiError as err:
+        refused = err
+    if refused is not None or ask is None:
+        assert refused is not None
+        assert (refused.status, refused.body["error"]["param"] in NAMES) == (400, True)
+        return
+    assert ask.prompts
+    assert 1 <= len(ask.prompts) * ask.n <= openai.MOST_ANSWERS
+    assert 1 <= ask.sampling.new_tokens <= own.most_new_tokens
+    assert 0 < ask.sampling.temperature <= 100
+    assert 0 < ask.sampling.top_p <= 1
+    assert all(ask.sampling.stop)
+    for prompt in ask.prompts:
+        assert 1 <= len(prompt) <= own.sequence - ask.sampling.new_tokens
+        assert all(0 <= token < own.vocabulary for token in prompt)
 
 
 def test_every_parameter_is_served_ignored_or_neutral_and_in_one_table_only() -> None:

@@ -79,12 +79,14 @@ class Play:
 
 
 @asynccontextmanager
-async def playing(directory: Path, *, replicas: int = 1, **generation: Any) -> AsyncIterator[Play]:
+async def playing(
+    directory: Path, *, replicas: int = 1, environment: dict[str, Any] | None = None, **generation: Any
+) -> AsyncIterator[Play]:
     """P = 2, G = 2, a retry budget of one."""
     spec = yaml.safe_load((ROOT / "examples" / "http-agent.yaml").read_text())["spec"]
     spec["algorithm"]["grpo"] |= {"promptsPerStep": 2, "generationsPerPrompt": 2, "microBatchSize": 2}
     spec["generation"] |= {"maxInFlightPrompts": 2, **generation}
-    spec["environment"] = {"agent": {"command": IDLE}}
+    spec["environment"] = environment or {"agent": {"command": IDLE}}
     spec["prompts"] = {"retryBudget": 1}
     spec["trainer"]["ranksPerNode"] = replicas
     token = directory / "token"
@@ -274,6 +276,24 @@ async def test_agents_that_wait_at_the_end_are_told_that_it_is_over(tmp_path: Pa
         await play.collector.close()
         response = await asyncio.wait_for(waits, 10)
         assert await response.json() == {"rollouts": [], "over": True}
+
+
+async def test_a_run_without_agents_serves_too_also_when_it_has_all_the_answers_that_it_wants(tmp_path: Path) -> None:
+    async with playing(tmp_path, environment={"builtin": "exactMatch"}) as play:
+        rollout = {"base_url": play.url, "prompt": "123="}
+        for _ in range(3):  # nobody takes the step, so that soon no prompt may be handed out any more
+            status, answer = await asyncio.wait_for(play.turn(rollout, n=2), 10)
+            assert status == 200
+            assert len(answer["choices"]) == 2
+        async with play.session.get(f"{play.url}/rollouts/next") as response:
+            assert response.status == 404
+        await play.collector.interrupt(1)
+        assert await asyncio.wait_for(play.collector.take(1), 10) == (None, None)
+        waits = asyncio.create_task(play.turn(rollout))
+        done, _ = await asyncio.wait([waits], timeout=0.1)
+        assert done == set(), "the collector is paused"
+        await play.collector.resume(0)
+        assert (await asyncio.wait_for(waits, 10))[0] == 200
 
 
 async def seen(play: Play, count: int) -> None:

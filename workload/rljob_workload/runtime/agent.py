@@ -66,11 +66,15 @@ class AgentProcess:
         """Start it and keep it."""
         self._thread.start()
 
-    def close(self, seconds: float = agent_guard.GRACE_SECONDS + 1.0) -> None:
-        """End it: SIGTERM to its group, SIGKILL a moment later."""
+    def expect_end(self) -> None:
+        """It may end now, and is not started again."""
         with self._lock:
             self._closing = True
-            guard = self._guard
+
+    def close(self, seconds: float = agent_guard.GRACE_SECONDS + 1.0) -> None:
+        """End it: SIGTERM to its group, SIGKILL a moment later."""
+        self.expect_end()
+        guard = self._guard
         if guard is None:
             return
         assert guard.stdin is not None

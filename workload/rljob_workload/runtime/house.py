@@ -74,6 +74,8 @@ class House:
 
     def close(self) -> None:
         """Tell agents that it is over, end the agent, take the server down. May be repeated."""
+        if self._agent is not None:
+            self._agent.expect_end()  # which it may do as soon as it is told
         if self._owner.players is not None:
             with self._owner.monitor.changing():
                 self._owner.players.end()

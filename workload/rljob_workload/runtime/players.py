@@ -105,7 +105,10 @@ class Players:
         done = self._rollouts.report(name, reward, correct=correct)
         self._reports += 1
         if done is None:
+            if rollout.purpose is Purpose.VALIDATE and not self.missing_verdicts():
+                self._owner.monitor.notify()
             return
+        self._owner.monitor.notify()
         for group in self._owner.rollouts.arrive(done.answers):
             self._owner.rollouts.scored(group, done.scores)
         log.debug("prompt %d is played", rollout.tag[0])

@@ -68,7 +68,7 @@ class Agents(Protocol):
         ...
 
     def report(self, name: str, reward: float, *, correct: bool) -> None:
-        """The agent's verdict. Raises as `get` does, and RolloutBusyError."""
+        """The agent's verdict; wakes who waits for it. Raises as `get` does, and RolloutBusyError."""
         ...
 
     def give_up(self, name: str, why: str) -> None:
@@ -175,7 +175,9 @@ class Front:
         loop = asyncio.get_running_loop()
         tickets: dict[int, asyncio.Future[_Got]] = {}
         try:
-            with self._monitor.changing():
+            with self._monitor.reading():
+                if not self._desk.waits(replica):
+                    self._monitor.notify()  # of a burst the first request wakes the pump, which waits for the others
                 for prompt in ask.prompts:
                     future: asyncio.Future[_Got] = loop.create_future()
                     number = self._desk.submit(replica, prompt, ask.n, ask.sampling, _deliver(loop, future))
@@ -284,7 +286,7 @@ class Front:
             raise bad(f"reward: {str(reward)[:40]} is not a finite number", "reward")
         if not isinstance(correct, bool):
             raise bad(f"correct: {str(correct)[:40]} is not true or false", "correct")
-        with self._monitor.changing():
+        with self._monitor.reading():
             agents.report(name, float(reward), correct=correct)
         return answer({"accepted": True})
 
