@@ -111,6 +111,8 @@ def rayjob(kills: int, mode: str) -> dict[str, Any]:
     head["rayStartParams"]["dashboard-host"] = "0.0.0.0"  # noqa: S104  the pod's own network; KubeRay's Service needs it
     worker = {"groupName": names.WORKER_GROUP, "replicas": 1, "minReplicas": 1, "maxReplicas": 1}
     worker |= group(trainer["resources"], names.RESOURCE_NODE, 1, [])
+    small = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+    submitter = {"name": "ray-job-submitter", "image": trainer["image"], "imagePullPolicy": "IfNotPresent", "resources": small}
     environment = {
         names.ENV_SPEC: spec_text(spec),
         names.ENV_NAME: "recovery",
@@ -119,7 +121,7 @@ def rayjob(kills: int, mode: str) -> dict[str, Any]:
         names.ENV_ATTEMPT: "1",
         names.ENV_VOLUME: names.VOLUME_MOUNT_PATH,
     }
-    return {
+    job: dict[str, Any] = {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
         "metadata": {"name": "recovery"},
@@ -132,6 +134,10 @@ def rayjob(kills: int, mode: str) -> dict[str, Any]:
             "rayClusterSpec": {"rayVersion": names.RAY_VERSION, "headGroupSpec": head, "workerGroupSpecs": [worker]},
         },
     }
+    if mode == "K8sJobMode":  # the pod that submits; KubeRay's own size may not find room beside the run
+        pod = {"restartPolicy": "Never", "containers": [submitter]}
+        job["spec"]["submitterPodTemplate"] = {"spec": pod}
+    return job
 
 
 async def measure(run: RLJobRun | RayJobRun, namespace: str, kills: int) -> Measured:

@@ -24,7 +24,7 @@ from .fake_ray import FakeRay
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(5400)]
 
-AT_ONCE = 3
+AT_ONCE = 6
 """Lives at the same time: each waits for KubeRay and for its operator's start most of the time."""
 
 TRIES = 4

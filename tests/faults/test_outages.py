@@ -17,6 +17,8 @@ from tests.e2e.conftest import EMBEDDED, SYSTEM
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 ENDLESS = 100_000
+OUTAGE = 300.0
+"""Seconds; after so many KubeRay's RayJob gives a run up whose dashboard does not answer."""
 OPERATOR = "app.kubernetes.io/name=rljob,app.kubernetes.io/component=operator"
 
 
@@ -54,8 +56,8 @@ def test_api_server_down_for_60_seconds(case: Case, kubectl: Kubectl) -> None:
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
 
 
-def test_dashboard_unreachable(case: Case) -> None:
-    """Longer than the stall deadline: the driver's own report says that the run goes on."""
+def test_dashboard_unreachable_for_5_minutes(case: Case) -> None:
+    """Ten times the stall deadline: the driver's own report says that the run goes on."""
     stall = 30
     case.apply(
         algorithm__grpo__steps=ENDLESS,
@@ -69,7 +71,7 @@ def test_dashboard_unreachable(case: Case) -> None:
     assert "does not answer" in message
     began = time.monotonic()
     step = 0
-    while time.monotonic() - began < 2 * stall:
+    while time.monotonic() - began < OUTAGE:
         step = case.reaches(step + 1, 1)["status"]["step"]
         time.sleep(1)
     case.signal("head", "dashboard/dashboard.py", signal.SIGCONT)

@@ -14,7 +14,7 @@ from rljob_api.reasons import ConditionType
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
-STEPS = 400
+STEPS = 200
 RESTARTED = ("attempt=1", "Succeeded=Unknown/Running", "Succeeded=Unknown/Restarting", "attempt=2", "Succeeded=True/Completed")
 
 

@@ -115,23 +115,24 @@ def test_all_checkpoints_corrupt(case: Case, hand: Hand) -> None:
 def test_old_writer_that_comes_back(case: Case, hand: Hand) -> None:
     """A process of attempt 1 that was cut off writes its checkpoint after attempt 2 has begun; attempt 3 must not read it."""
     suspended(case)
+    aside = f"pathlib.Path('{names.VOLUME_MOUNT_PATH}/aside')"  # attempt 2 will delete it where it lies
+    hand(f"import shutil; shutil.copytree(steps[-1], {aside})")
     resume(case)
     second = case.reaches(SHORT + 20, 2)
     ghost = hand(
-        """
-        import shutil
-        old = next(step for step in reversed(steps) if step.name.endswith("t000001"))
+        f"""
         ghost = run / "step-999990-t000001"
-        shutil.copytree(old, ghost)
-        manifest = json.loads((ghost / "MANIFEST.json").read_text())
+        manifest = json.loads(({aside} / "MANIFEST.json").read_text())
         manifest["step"] = 999990
-        (ghost / "MANIFEST.json").write_text(json.dumps(manifest))
+        ({aside} / "MANIFEST.json").write_text(json.dumps(manifest))
+        {aside}.rename(ghost)
         print(ghost.name)
         """
     )
     case.delete_pod("head")
     job = case.reaches(second["status"]["step"] + 1, 3)
     assert 0 < job["status"]["resume"]["fromStep"] < int(ghost.split("-")[1]), f"{ghost} was read: {job['status']['resume']}"
+    assert not any("PassedOver" in entry for entry in case.trail), f"{ghost} is nobody's, and not a damaged one of this lineage"
     assert job["status"]["prompts"].get("trainedTwice", 0) == 0
 
 
