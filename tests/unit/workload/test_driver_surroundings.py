@@ -240,7 +240,7 @@ def test_the_guardian_kills_what_uses_the_directory_and_spares_the_driver(tmp_pa
 
 
 def test_the_driver_never_imports_torch_whatever_the_ranks_send_it() -> None:
-    """It would cost the head pod hundreds of megabytes and the first step two seconds. Nor a web server that nobody asked for."""
+    """It would cost the head pod hundreds of megabytes and the first step two seconds. Nor is there a web server unasked."""
     program = """
 import pickle, sys
 from rljob_workload.algorithm.batch import TrainStats
