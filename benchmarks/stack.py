@@ -63,14 +63,14 @@ def rows() -> list[Row]:
     """Measure both halves, in turns."""
     alone, whole = [], []
     for _ in range(TURNS):
-        alone.append(child("the parts alone", python("benchmarks.stack", str(STEPS)), 120))
+        alone.append(child("the parts alone", python("benchmarks.stack", str(STEPS)), 180))
         whole.append(_job())
     return judged(alone, whole)
 
 
 def _job() -> Watched:
     only_at_the_end = ("algorithm.grpo.steps", "checkpoint.everySteps", "validation.everySteps")
-    return watch([f"spec.{path}={STEPS}" for path in only_at_the_end], warm_up=WARM_UP, seconds=120)
+    return watch([f"spec.{path}={STEPS}" for path in only_at_the_end], warm_up=WARM_UP, seconds=240)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
+from rljob_api.exitcodes import ExitCode
 from rljob_workload.megatron import device
 from rljob_workload.megatron.errors import DeviceError
 
@@ -108,6 +110,20 @@ def test_a_rank_without_a_gpu_says_what_it_lacks(arguments: dict[str, Any], mess
     with pytest.raises(DeviceError, match=message):
         device.require(**arguments)
     device.require("Local", gpus=False, inference_optimized=False)
+
+
+def test_a_run_on_a_machine_without_gpus_ends_at_once_and_says_so(tmp_path: Path) -> None:
+    manifest = yaml.safe_load((ROOT / "examples" / "copy.yaml").read_text())
+    spec = manifest["spec"]
+    spec["trainer"]["gpusPerNode"] = 2
+    spec["parallelism"] = {"tensor": 2, "sequence": True}
+    spec["model"] |= {"transformer": "TransformerEngine", "dtype": "bfloat16", "allowInferenceOptimizedTraining": True}
+    spec["generation"]["inferenceOptimized"] = True
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest))
+    command = [sys.executable, "-m", "rljob_cli.main", "local", str(tmp_path / "job.yaml"), "--dir", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == ExitCode.ENVIRONMENT_MISSING, done.stderr[-2000:]
+    assert "spec.trainer.gpusPerNode asks for 2 GPUs in all, and this machine has 0; set it to 0 for CPU ranks" in done.stderr
 
 
 def test_a_rank_with_a_gpu_says_that_transformer_engine_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,16 @@ def collector_actor() -> Any:
     return actor_class(Collector, control_calls=16)
 
 
+def _require_gpus(wanted: int) -> None:
+    """Where all ranks are on this machine (`rljob local`), no other one will come. Raises RunError (ENVIRONMENT_MISSING)."""
+    there = int(ray.cluster_resources().get("GPU", 0))
+    if there < wanted:
+        raise RunError(
+            ExitCode.ENVIRONMENT_MISSING,
+            f"spec.trainer.gpusPerNode asks for {wanted} GPUs in all, and this machine has {there}; set it to 0 for CPU ranks",
+        )
+
+
 def launch(attempt: Attempt, *, spread: bool, place: ServerPlace | None = None) -> Actors:
     """Reserve one bundle per node and start the actors there. `spread`: insist on different machines.
 
@@ -58,6 +68,8 @@ def launch(attempt: Attempt, *, spread: bool, place: ServerPlace | None = None) 
     layout = layout_of(attempt.spec)
     timeout = float(attempt.spec.deadlines.provisioning_seconds)
     per_node = layout.ranks_per_node
+    if attempt.spec.trainer.gpus_per_node and not spread:
+        _require_gpus(layout.world)
     bundle = {"CPU": per_node, RESOURCE_NODE: per_node}
     if attempt.spec.trainer.gpus_per_node:
         bundle["GPU"] = per_node

@@ -84,7 +84,7 @@ def catch(number: int, schedules: int = MUTANT_SCHEDULES) -> dict[str, Any]:
 
 
 #: The table's lines: its name there, the rule, and whether the buffer is restored. All but the first take groups in free order.
-WAITING = "ledger, waiting for old groups"
+WAITING = "ledger, waiting"
 RIVALS = (
     (WAITING, "ledger", True),
     ("ledger", "ledger", True),
