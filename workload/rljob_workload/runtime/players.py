@@ -69,6 +69,10 @@ class Players:
         """Rollouts of a group that are reported."""
         return self._rollouts.reported((group.ordinal, group.attempt))
 
+    def thinking(self, replica: int) -> bool:
+        """Whether an agent has a rollout of this replica and no turn under way: it may ask soon."""
+        return any(one.replica == replica and one.turn is None for one in self._rollouts.taken())
+
     def until_deadline(self) -> float | None:
         """Seconds until a validation rollout is overdue; None without any."""
         first = self._rollouts.first_deadline()
