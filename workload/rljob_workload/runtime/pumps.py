@@ -298,8 +298,8 @@ class Pumps:
         seconds = self._spec.generation.answer_timeout_seconds
         for group in self._owner.rollouts.overdue(self._owner.now):
             players = self._owner.players
-            done = len(group.answers) if players is None else players.reported(group)
-            self.lost(group, f"{done} answers after {seconds} s (generation.answerTimeoutSeconds)")
+            done = f"{len(group.answers)} answers" if players is None else players.standing(group)
+            self.lost(group, f"{done} after {seconds} s (generation.answerTimeoutSeconds)")
         if self._owner.players is not None:
             self._owner.players.give_up_overdue()
 
