@@ -113,7 +113,8 @@ def test_a_killed_trainer_leaves_nothing(tmp_path: Path) -> None:
          "import subprocess, sys, time\n"
          "guard = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
          "time.sleep(600)",
-         sys.executable, "-I", "-S", agent_guard.__file__, sys.executable, "-c", STUBBORN.format(file=file)],
+         sys.executable, "-I", "-S", agent_guard.__file__, str(tmp_path / "log"),
+         sys.executable, "-c", STUBBORN.format(file=file)],
         start_new_session=True,
     )  # fmt: skip
     watched = processes(file)
@@ -130,6 +131,36 @@ def test_an_agent_that_only_ends_is_given_up_with_its_last_words(tmp_path: Path)
     text = str(seen.failed[0])
     assert "the agent ended with exit code 3, 3 times without having reported a rollout" in text
     assert "no model here" in text
+
+
+def test_exit_statuses_are_seen_also_where_the_trainer_ignores_its_childrens_ends(tmp_path: Path) -> None:
+    """Ray ignores SIGCHLD in its processes; an agent that runs tests would believe that all of them succeed."""
+    script = "import subprocess, sys; print('found', subprocess.run(['false']).returncode); sys.exit(3)"
+    ignoring = (
+        "import signal, subprocess, sys\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "guard = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "print(guard.stdout.read().decode())\n"
+    )
+    guard = [sys.executable, "-I", "-S", agent_guard.__file__, str(tmp_path / "log"), sys.executable, "-c", script]
+    said = subprocess.run([sys.executable, "-c", ignoring, *guard], capture_output=True, text=True, timeout=60, check=True)
+    assert '{"exit": 3}' in said.stdout
+    assert (tmp_path / "log").read_text() == "found 1\n"
+
+
+def test_an_agent_that_prints_without_end_leaves_a_bounded_log_with_its_last_words(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    script = (
+        f"print('first')\nfor _ in range({3 * agent_guard.LOG_BYTES // 2**20}): print('x' * (2**20 - 1))\nprint('last', end='')"
+    )
+    guard = [sys.executable, "-I", "-S", agent_guard.__file__, str(log), sys.executable, "-c", script]
+    with subprocess.Popen(guard, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert b'{"exit": 0}' in running.stdout.read()
+    assert log.read_bytes()[-5:] == b"\nlast"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["log", "log.1"]
+    assert all(one.stat().st_size <= agent_guard.LOG_BYTES for one in tmp_path.iterdir())
 
 
 def test_an_agent_that_gets_something_done_between_its_ends_is_started_again_and_again(tmp_path: Path) -> None:

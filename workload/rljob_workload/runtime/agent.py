@@ -1,7 +1,7 @@
 """The agent's process: started by the collector, started again when it ends, and what ends the attempt when that is no use.
 
 What it needs to know it gets by environment: the servers' URLs and the file with the token. Nothing secret stands in its
-arguments. Its output goes to a log of its own in the run's directory.
+arguments. Its output goes to a log of its own in the run's directory, the newest 32 to 64 MiB of it.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class AgentProcess:
             if self._closing:
                 return None
             self._guard = guard = subprocess.Popen(  # noqa: S603 - our own file, an argument list
-                [sys.executable, "-I", "-S", agent_guard.__file__, *self._command],
+                [sys.executable, "-I", "-S", agent_guard.__file__, str(self._log_file), *self._command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,

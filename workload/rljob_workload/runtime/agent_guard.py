@@ -3,11 +3,13 @@
 It starts the agent in a process group of its own and waits for two things: the agent's end, which it reports on its standard
 output, and the end of its standard input, which only the collector holds. When that closes, in whichever way the collector
 ended, the whole group is killed. Should this process be killed itself, the kernel kills the agent (and the collector notices).
+What the agent prints goes through here into a log of bounded size, which lies on the checkpoints' volume.
 Python's standard library only: it is run as a file, without site-packages.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -17,30 +19,63 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 #: Seconds between SIGTERM and SIGKILL where the end is in order.
 GRACE_SECONDS = 1.5
+#: Bytes of the agent's log; when it is full it becomes the earlier one, whose name ends with `.1`, and a new one begins.
+LOG_BYTES = 32 * 2**20
+_READ_BYTES = 65536
 _PR_SET_PDEATHSIG = 1
 
 
-def main(command: Sequence[str]) -> int:
+class Log:
+    """The newest output: at most `LOG_BYTES`, and as much again of what was before."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._file = self._path.open("ab", buffering=0)
+        self._size = self._file.seek(0, os.SEEK_END)
+
+    def write(self, data: bytes) -> None:
+        """Keep it, unless there is no room for it on the disk: the agent goes on."""
+        with contextlib.suppress(OSError):
+            if self._size and self._size + len(data) > LOG_BYTES:
+                self._path.replace(f"{self._path}.1")
+                self._file.close()
+                self._file = self._path.open("ab", buffering=0)
+                self._size = 0
+            self._size += self._file.write(data)
+
+
+def main(log_file: str, command: Sequence[str]) -> int:
     """Run the command; see above."""
+    # Ray ignores SIGCHLD in its processes. Inherited, that would hide every exit status: from us, and from the agent.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    log = Log(log_file)
     try:
         agent = subprocess.Popen(  # noqa: S603 - an argument list, no shell
-            command, stdin=subprocess.DEVNULL, stdout=sys.stderr, process_group=0, preexec_fn=_die_with_parent
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            preexec_fn=_as_an_agent,
         )
     except (OSError, ValueError) as err:
         print(json.dumps({"error": str(err)}), flush=True)
         return 1
     print(json.dumps({"pid": agent.pid}), flush=True)
-    ended = os.pidfd_open(agent.pid)
-    ready, _, _ = select.select([sys.stdin, ended], [], [])
-    if ended not in ready:
+    assert agent.stdout is not None
+    output, ended = agent.stdout.fileno(), os.pidfd_open(agent.pid)
+    os.set_blocking(output, False)
+    if not _until({ended, sys.stdin.fileno()}, output, log, None) & {ended}:
         _signal(agent, signal.SIGTERM)
-        select.select([ended], [], [], GRACE_SECONDS)
+        _until({ended}, output, log, GRACE_SECONDS)
     code = agent.poll()
     _signal(agent, signal.SIGKILL)  # what it started ends with it
     agent.wait()
+    _copy(output, log, LOG_BYTES)
     try:
         print(json.dumps({"exit": code if code is not None else agent.returncode}), flush=True)
     except BrokenPipeError:
@@ -48,8 +83,39 @@ def main(command: Sequence[str]) -> int:
     return 0
 
 
-def _die_with_parent() -> None:
+def _until(events: set[int], output: int, log: Log, seconds: float | None) -> set[int]:
+    """Copy output until one of the events is there, or so many seconds have passed. Returns those that are."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    watched = {*events, output}
+    while True:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = set(select.select(watched, [], [], left)[0])
+        if output in ready and not _copy(output, log, _READ_BYTES):
+            watched.discard(output)  # it has closed its output
+        if ready & events or left == 0.0:
+            return ready & events
+
+
+def _copy(output: int, log: Log, most: int) -> bool:
+    """Copy what is there, about `most` bytes of it. Returns whether more may come."""
+    while most > 0:
+        try:
+            data = os.read(output, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        log.write(data)
+        most -= len(data)
+    return True
+
+
+def _as_an_agent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in signal.valid_signals():  # whatever the processes above it ignore or block is nothing to the agent
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _signal(agent: subprocess.Popen[bytes], number: int) -> None:
@@ -66,4 +132,4 @@ def _signal(agent: subprocess.Popen[bytes], number: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
