@@ -310,16 +310,9 @@ class Rollouts:
         for scored, advantage in zip(group.answers, advantages, strict=True):
             answer = scored.answer
             prompt = row if answer.prompt is None else answer.prompt
-            rows.append(
-                TrainRow(
-                    prompt + answer.tokens,
-                    len(prompt),
-                    answer.logprobs,
-                    advantage * share,
-                    current=answer.first_version == version,
-                    spans=tuple((start + len(prompt), stop + len(prompt)) for start, stop in answer.spans),
-                )
-            )
+            length, current = len(prompt), answer.first_version == version
+            spans = answer.spans and tuple((start + length, stop + length) for start, stop in answer.spans)
+            rows.append(TrainRow(prompt + answer.tokens, length, answer.logprobs, advantage * share, current, spans))
         return rows
 
     def _settle(self, version: int) -> None:
