@@ -106,7 +106,7 @@ class RLJobStatus(ApiModel):
     prompts: PromptCounts | None = None
     """Where the prompts of this run are."""
     rolled_back: RolledBack | None = None
-    """Work that resumes undid."""
+    """Work that the attempt's resume undid."""
     in_flight_prompts: InFlightPrompts | None = None
     """The cap on prompts answered at the same time."""
     checkpoint_volume: Volume | None = None

@@ -78,9 +78,9 @@ def test_training_sees_several_turns_as_the_engine_did(loop: Loop) -> None:
             prompt = trajectory.begin_with_text(text, loop.task.tokenizer.tokenize, bos)
             loop.engine.submit([Request((HTTP, number), prompt, 1, sampling=Sampling(2 + turn))])
             (answer,) = finish(loop)
-            text += loop.task.tokenizer.decode(answer.tokens)
-            trajectory.end(prompt, answer, text=text)
-            text += ":"
+            said = loop.task.tokenizer.decode(answer.tokens)
+            trajectory.end(prompt, answer, text=text, said=said)
+            text += said + ":"
             if number == 0 and turn == 0:
                 switch(loop)
         whole = trajectory.as_answer((number, 0))

@@ -159,3 +159,12 @@ def test_addresses_and_the_tokens_file_come_by_environment(tmp_path: Path) -> No
     assert seen.over.wait(20)
     line = (tmp_path / "agent.log").read_text().splitlines()[0]
     assert line == "http://127.0.0.1:1/v1,http://127.0.0.1:2/v1 /the/token"
+
+
+def test_a_log_that_cannot_be_written_ends_the_attempt_and_not_only_a_thread(tmp_path: Path) -> None:
+    seen = Seen()
+    agent = seen.process(tmp_path, "-c", "")
+    agent._log_file = tmp_path / "no such directory" / "agent.log"
+    agent.start()
+    assert seen.over.wait(20)
+    assert "no such directory" in str(seen.failed[0])

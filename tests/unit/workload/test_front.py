@@ -14,10 +14,14 @@ import aiohttp
 import pytest
 
 from rljob_workload.data.tokenizer import BOS
+from rljob_workload.runtime.monitor import Monitor
 from rljob_workload.server import wire
+from rljob_workload.server.desk import Desk
+from rljob_workload.server.errors import ServerError
+from rljob_workload.server.front import Front
 from rljob_workload.server.openai import MOST_ANSWERS
 
-from .serving import SAID, TOKEN, Served, served
+from .serving import SAID, TOKEN, Served, limits, served
 
 ALLOWED = {"Authorization": f"Bearer {TOKEN}"}
 
@@ -196,14 +200,16 @@ async def test_an_answer_that_does_not_come_ends_with_a_timeout_and_leaves_nothi
         assert waiting(server) == 0
 
 
-async def test_a_thousand_connections_are_served_and_those_beyond_are_told_to_come_again(server: Served) -> None:
+async def test_a_thousand_connections_are_served_and_those_beyond_are_told_to_come_again(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "HEAD_SECONDS", 600.0)  # these are silent, and are to stay
     address = urlsplit(server.url)
     idle = []
     try:
         for _ in range(wire.MOST_CONNECTIONS - 1):
             idle.append(socket.create_connection((str(address.hostname), int(address.port or 0))))
         assert (await post(server, {"prompt": "1="}))[0] == 200, "the thousandth"
-        await asyncio.sleep(0)
         idle += [socket.create_connection((str(address.hostname), int(address.port or 0))) for _ in range(2)]
         idle[-1].settimeout(10)
         refusal = await asyncio.to_thread(idle[-1].recv, 4096)
@@ -238,6 +244,28 @@ async def test_each_replica_has_a_port_of_its_own(tmp_path: Path) -> None:
         for url in server.urls:
             async with aiohttp.ClientSession(headers=ALLOWED) as session, session.get(url + "/models") as response:
                 assert [model["id"] for model in (await response.json())["data"]] == ["agent"]
+
+
+def test_a_port_that_is_taken_and_a_token_that_is_not_there_are_named(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    with pytest.raises(ServerError, match=r"the server's token cannot be read from .*token: No such file"):
+        front(token)
+    token.write_text(" ")
+    with pytest.raises(ServerError, match="token is empty"):
+        front(token)
+    token.write_text(TOKEN)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ours = front(token)
+        with pytest.raises(
+            ServerError, match=rf"replica 0 cannot serve on 127\.0\.0\.1:{port} \(generation\.server\.port {port}\)"
+        ):
+            ours.start("127.0.0.1", port, 1)
+        ours.close()
+
+
+def front(token: Path) -> Front:
+    return Front(Monitor(), Desk(), limits(), None, token_file=str(token), answer_seconds=1.0, rollout_seconds=1.0)
 
 
 def waiting(server: Served) -> int:

@@ -26,6 +26,8 @@ from rljob_workload.server.place import ServerPlace
 from .test_collector import FakeRank
 
 ROOT = Path(__file__).parents[3]
+#: Of every wait here; all of them take milliseconds on a machine that does nothing else.
+SOON = 60.0
 #: An agent that plays nothing: the tests do.
 IDLE = ["python", "-c", "import time; time.sleep(600)"]
 
@@ -111,7 +113,7 @@ async def test_a_batch_holds_what_the_engine_generated_and_nothing_else_counts(t
         rollouts = await play.next()
         assert len(rollouts) == 4
         await play.play(rollouts)
-        batch, info = await asyncio.wait_for(play.collector.take(1), 10)
+        batch, info = await asyncio.wait_for(play.collector.take(1), SOON)
         assert info is not None
         assert batch is not None
         assert info.answer_tokens == batch.answer_tokens == 4 * 6
@@ -128,7 +130,7 @@ async def test_turns_wait_between_steps_and_none_fails(tmp_path: Path) -> None:
     async with playing(tmp_path, maxInFlightPrompts=4) as play:
         rollouts = await play.next()
         await play.play(rollouts[:4])
-        await asyncio.wait_for(play.collector.take(1), 10)
+        await asyncio.wait_for(play.collector.take(1), SOON)
         assert (await play.collector.status())["state"] == CollectorState.PAUSED
         slices = play.rank.slices
         waits = [asyncio.create_task(play.turn(rollout)) for rollout in rollouts[4:]]
@@ -136,7 +138,7 @@ async def test_turns_wait_between_steps_and_none_fails(tmp_path: Path) -> None:
         assert done == set()
         assert play.rank.slices == slices
         await play.collector.commit(1, sorted({int(one["id"].split(".")[0]) for one in rollouts[:4]}), resume=True)
-        assert [status for status, _ in await asyncio.wait_for(asyncio.gather(*waits), 10)] == [200] * 4
+        assert [status for status, _ in await asyncio.wait_for(asyncio.gather(*waits), SOON)] == [200] * 4
 
 
 async def test_an_error_costs_the_group_one_of_its_tries_and_then_the_prompt(tmp_path: Path) -> None:
@@ -172,16 +174,18 @@ async def test_a_slow_agent_loses_its_rollout_and_its_turn_under_way_is_told(
     seconds = [0.0]
     monkeypatch.setattr(module.ActiveClock, "now", lambda self: seconds[0])
     async with playing(tmp_path, answerTimeoutSeconds=5) as play:
-        rollouts = await play.next()
+        rollouts = await play.next(3)
         play.rank.hold = lambda request: True
         waits = asyncio.create_task(play.turn(rollouts[0]))
-        await asyncio.wait_for(seen(play, 1), 10)
+        await asyncio.wait_for(seen(play, 1), SOON)
         seconds[0] = 6.0
         with play.collector.monitor.changing():
             pass  # have the keeper of deadlines look
-        status, answer = await asyncio.wait_for(waits, 10)
+        status, answer = await asyncio.wait_for(waits, SOON)
         assert status == 410
-        assert "0 answers after 5 s (generation.answerTimeoutSeconds)" in answer["error"]["message"]
+        assert "0 rollouts reported after 5 s (generation.answerTimeoutSeconds)" in answer["error"]["message"]
+        status, answer = await play.turn(rollouts[2])
+        assert "0 rollouts reported, 1 taken by no agent after 5 s" in answer["error"]["message"]
         assert (await play.result(rollouts[0], reward=1.0))[0] == 410
 
 
@@ -191,11 +195,11 @@ async def test_one_turn_at_a_time_and_a_result_after_it(tmp_path: Path) -> None:
         assert (await play.result(rollout, reward=1.0))[0] == 409, "nothing was generated"
         play.rank.hold = lambda request: True
         waits = asyncio.create_task(play.turn(rollout))
-        await asyncio.wait_for(seen(play, 1), 10)
+        await asyncio.wait_for(seen(play, 1), SOON)
         assert (await play.turn(rollout))[0] == 409
         assert (await play.result(rollout, reward=1.0))[0] == 409
         play.rank.hold = lambda request: False
-        assert (await asyncio.wait_for(waits, 10))[0] == 200
+        assert (await asyncio.wait_for(waits, SOON))[0] == 200
         for body in ({}, {"reward": "1"}, {"reward": True}, {"reward": 1, "correct": 1}, {"reward": 1, "tokens": []}):
             assert (await play.result(rollout, **body))[0] == 400
         status, answer = await play.turn(rollout, "9=")
@@ -210,12 +214,17 @@ async def test_a_turn_whose_client_vanishes_leaves_the_rollout_as_it_was(tmp_pat
         (rollout, *_) = await play.next()
         play.rank.hold = lambda request: True
         leaves = asyncio.create_task(play.turn(rollout))
-        await asyncio.wait_for(seen(play, 1), 10)
+        await asyncio.wait_for(seen(play, 1), SOON)
         leaves.cancel()
         await asyncio.gather(leaves, return_exceptions=True)
         play.rank.hold = lambda request: False
-        await asyncio.wait_for(free(play, rollout["id"]), 10)
-        assert (await play.turn(rollout))[0] == 200
+        await asyncio.wait_for(free(play, rollout["id"]), SOON)
+        status, answer = await play.turn(rollout, return_token_ids=True)
+        assert status == 200
+        asked = len(play.rank.asked)
+        again = await play.turn(rollout, return_token_ids=True)
+        assert again[1]["choices"] == answer["choices"], "an answer that was lost on its way is told again"
+        assert len(play.rank.asked) == asked, "and not generated anew"
         assert (await play.result(rollout, reward=1.0))[0] == 200
 
 
@@ -223,7 +232,7 @@ async def test_validation_is_played_greedily_between_two_steps(tmp_path: Path) -
     rows = [(index, load_builtin("copy3").rows[index]) for index in range(5)]
     async with playing(tmp_path) as play:
         await play.play(await play.next())
-        await asyncio.wait_for(play.collector.take(1), 10)
+        await asyncio.wait_for(play.collector.take(1), SOON)
         await play.collector.commit(1, [0, 1])
         play.rank.asked.clear()
         validated = asyncio.create_task(play.collector.validate(rows))
@@ -236,7 +245,7 @@ async def test_validation_is_played_greedily_between_two_steps(tmp_path: Path) -
                 await play.result(rollout, error="no idea")
             else:
                 await play.result(rollout, reward=1.0, correct=number < 3)
-        assert await asyncio.wait_for(validated, 10) == 3
+        assert await asyncio.wait_for(validated, SOON) == 3
         assert all(request.sampling is not None and request.sampling.greedy for request in play.rank.asked)
         assert (await play.collector.status())["state"] == CollectorState.PAUSED
         await play.collector.resume(1)
@@ -245,16 +254,22 @@ async def test_validation_is_played_greedily_between_two_steps(tmp_path: Path) -
 
 async def test_validation_that_is_not_reported_in_time_counts_as_wrong(tmp_path: Path) -> None:
     rows = [(index, load_builtin("copy3").rows[index]) for index in range(2)]
-    async with playing(tmp_path, answerTimeoutSeconds=1) as play:
+    async with playing(tmp_path) as play:
+        assert play.collector._players is not None
+        seconds = [0.0]
+        play.collector._players._clock = lambda: seconds[0]
         await play.play(await play.next())
-        await asyncio.wait_for(play.collector.take(1), 10)
+        await asyncio.wait_for(play.collector.take(1), SOON)
         await play.collector.commit(1, [0, 1])
         validated = asyncio.create_task(play.collector.validate(rows))
         await asyncio.sleep(0)  # it has begun
         (quick, *_) = await play.next()
         await play.turn(quick)
         await play.result(quick, reward=1.0, correct=True)
-        assert await asyncio.wait_for(validated, 20) == 1
+        seconds[0] = 121.0
+        with play.collector.monitor.changing():
+            pass  # have the keeper of deadlines look
+        assert await asyncio.wait_for(validated, SOON) == 1
 
 
 async def test_rollouts_are_spread_over_the_replicas_and_stay_where_they_are(tmp_path: Path) -> None:
@@ -264,7 +279,7 @@ async def test_rollouts_are_spread_over_the_replicas_and_stay_where_they_are(tmp
         assert len(set(ports)) == 2
         assert ports.count(ports[0]) == 2
         await play.play(rollouts)
-        taken, _ = await asyncio.wait_for(play.collector.take(1), 10)
+        taken, _ = await asyncio.wait_for(play.collector.take(1), SOON)
         assert taken is not None
 
 
@@ -274,7 +289,7 @@ async def test_agents_that_wait_at_the_end_are_told_that_it_is_over(tmp_path: Pa
         waits = asyncio.create_task(play.session.get(f"{play.url}/rollouts/next", params={"wait": 30}))
         await asyncio.sleep(0.05)
         await play.collector.close()
-        response = await asyncio.wait_for(waits, 10)
+        response = await asyncio.wait_for(waits, SOON)
         assert await response.json() == {"rollouts": [], "over": True}
 
 
@@ -282,18 +297,18 @@ async def test_a_run_without_agents_serves_too_also_when_it_has_all_the_answers_
     async with playing(tmp_path, environment={"builtin": "exactMatch"}) as play:
         rollout = {"base_url": play.url, "prompt": "123="}
         for _ in range(3):  # nobody takes the step, so that soon no prompt may be handed out any more
-            status, answer = await asyncio.wait_for(play.turn(rollout, n=2), 10)
+            status, answer = await asyncio.wait_for(play.turn(rollout, n=2), SOON)
             assert status == 200
             assert len(answer["choices"]) == 2
         async with play.session.get(f"{play.url}/rollouts/next") as response:
             assert response.status == 404
         await play.collector.interrupt(1)
-        assert await asyncio.wait_for(play.collector.take(1), 10) == (None, None)
+        assert await asyncio.wait_for(play.collector.take(1), SOON) == (None, None)
         waits = asyncio.create_task(play.turn(rollout))
         done, _ = await asyncio.wait([waits], timeout=0.1)
         assert done == set(), "the collector is paused"
         await play.collector.resume(0)
-        assert (await asyncio.wait_for(waits, 10))[0] == 200
+        assert (await asyncio.wait_for(waits, SOON))[0] == 200
 
 
 async def seen(play: Play, count: int) -> None:

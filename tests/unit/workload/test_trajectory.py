@@ -23,7 +23,7 @@ def answer(tokens: tuple[int, ...], versions: Versions = ((0, 0),), logprob: flo
 def turn(trajectory: Trajectory, text: str, said: str) -> None:
     """A turn by text; the model says something."""
     prompt = trajectory.begin_with_text(text, TOKENIZER.tokenize, (BOS,))
-    trajectory.end(prompt, answer(tuple(TOKENIZER.tokenize(said))), text=text + said)
+    trajectory.end(prompt, answer(tuple(TOKENIZER.tokenize(said))), text=text, said=said)
 
 
 @given(PARTS)
@@ -50,7 +50,7 @@ def test_text_of_earlier_turns_stands_for_the_tokens_that_were_generated() -> No
     prompt = trajectory.begin_with_text("12=", TOKENIZER.tokenize, (BOS,))
     assert prompt == TOKENIZER.encode("12="), "the begin token stands there once"
     said = (*TOKENIZER.tokenize("1"), EOS, *TOKENIZER.tokenize("2"))
-    trajectory.end(prompt, answer(said), text="12=1")
+    trajectory.end(prompt, answer(said), text="12=", said="1")
     again = trajectory.begin_with_text("12=1:", TOKENIZER.tokenize, (BOS,))
     assert again == (*prompt, *said, *TOKENIZER.tokenize(":"))
 
@@ -61,7 +61,7 @@ def test_messages_of_earlier_turns_do_so_too() -> None:
     prompt = trajectory.begin_with_messages(first, TOKENIZER.chat, TOKENIZER.tokenize, (BOS,))
     said = (*TOKENIZER.tokenize("1"), EOS)
     so_far = [*first, {"role": "assistant", "content": "1"}]
-    trajectory.end(prompt, answer(said), messages=so_far)
+    trajectory.end(prompt, answer(said), messages=first, said="1")
     hint = {"role": "user", "content": ":2"}
     again = trajectory.begin_with_messages([*so_far, hint], TOKENIZER.chat, TOKENIZER.tokenize, (BOS,))
     assert again == (*prompt, *said, *TOKENIZER.tokenize(":2"))
@@ -101,3 +101,18 @@ def test_a_finished_group_of_several_turns_comes_back_from_a_checkpoint_as_it_wa
     turn(trajectory, "12=34:", "5")
     group = FinishedGroup.of(3, [Scored(trajectory.as_answer((3, 1)), reward, reward > 0) for reward in (0.0, 1.0)])
     assert group_from_json(group_to_json(group)) == group
+
+
+def test_a_turn_asked_again_is_the_same_turn() -> None:
+    """Its answer may have been lost on the way to the agent."""
+    trajectory = Trajectory()
+    first = [{"role": "user", "content": "12="}]
+    prompt = trajectory.begin_with_messages(first, TOKENIZER.chat, TOKENIZER.tokenize, (BOS,))
+    assert not trajectory.repeats(prompt)
+    trajectory.end(prompt, answer((4,)), messages=first, said="1")
+    assert trajectory.repeats(trajectory.begin_with_messages(first, TOKENIZER.chat, TOKENIZER.tokenize, (BOS,)))
+    assert trajectory.repeats(trajectory.begin_with_tokens(prompt))
+    assert not trajectory.repeats(trajectory.begin_with_tokens((*prompt, 4, 5)))
+    turn(trajectory := Trajectory(), "12=", "34")
+    assert trajectory.repeats(trajectory.begin_with_text("12=", TOKENIZER.tokenize, (BOS,)))
+    assert trajectory.turns == 1

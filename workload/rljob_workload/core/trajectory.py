@@ -22,6 +22,16 @@ class TurnError(Exception):
     """The agent's next turn does not follow from the ones before; the message says where they part."""
 
 
+@dataclass(frozen=True, slots=True)
+class LastTurn:
+    """A turn whose answer may not have reached the agent."""
+
+    prompt: tuple[int, ...]
+    answer: Answer
+    text: str | None
+    messages: list[dict[str, str]] | None
+
+
 @dataclass(slots=True)
 class Trajectory:
     """Turns of one rollout. Prompts of a turn: `begin_with_*` gives its tokens; `end` adds the answer."""
@@ -36,6 +46,8 @@ class Trajectory:
     #: The same as text and as messages, where the last turn was given so.
     text: str | None = None
     messages: list[dict[str, str]] | None = None
+    #: The last turn as it was asked, and its answer: asked again, it is answered with the same.
+    last: LastTurn | None = None
 
     @property
     def turns(self) -> int:
@@ -50,7 +62,7 @@ class Trajectory:
     def begin_with_tokens(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """A prompt given as token ids. Raises TurnError."""
         before, given = self.so_far, tuple(tokens)
-        if given[: len(before)] == before:
+        if given[: len(before)] == before or self.repeats(given):
             return given
         shared = next((i for i, (a, b) in enumerate(zip(before, given, strict=False)) if a != b), min(len(before), len(given)))
         raise TurnError(
@@ -65,6 +77,8 @@ class Trajectory:
             return (*bos, *encode(text))
         if self.text is None:
             raise TurnError(f"turn {self.turns} was not given as text; go on as it was given, or with token ids")
+        if self.last is not None and text == self.last.text:
+            return self.last.prompt
         if not text.startswith(self.text):
             raise TurnError(
                 f"the prompt of turn {self.turns + 1} does not begin with prompt and answer of turn {self.turns} "
@@ -80,6 +94,8 @@ class Trajectory:
             return (*bos, *encode(render(messages)))
         if self.messages is None:
             raise TurnError(f"turn {self.turns} was not given as messages; go on as it was given, or with token ids")
+        if self.last is not None and [dict(message) for message in messages] == self.last.messages:
+            return self.last.prompt
         count = len(self.messages)
         if [dict(message) for message in messages[:count]] != self.messages:
             raise TurnError(
@@ -88,6 +104,10 @@ class Trajectory:
             )
         return (*self.so_far, *encode(render(messages[count:])))
 
+    def repeats(self, prompt: tuple[int, ...]) -> bool:
+        """Whether this is the last turn's prompt again: its answer was lost on the way."""
+        return self.last is not None and prompt == self.last.prompt
+
     def end(
         self,
         prompt: Sequence[int],
@@ -95,8 +115,9 @@ class Trajectory:
         *,
         text: str | None = None,
         messages: Sequence[Message] | None = None,
+        said: str = "",
     ) -> None:
-        """The turn that began with `prompt` has this answer. `text`, `messages`: prompt and answer together, as given."""
+        """The turn that began with `prompt` has this answer. `text`, `messages`: the prompt as given; `said`: the answer so."""
         if not self.turns:
             self.prompt = tuple(prompt)
         self.tokens = list(prompt[len(self.prompt) :])
@@ -107,8 +128,10 @@ class Trajectory:
         for place, version in answer.versions:
             if not self.versions or self.versions[-1][1] != version:
                 self.versions.append((start + place, version))
-        self.text = text
-        self.messages = None if messages is None else [dict(message) for message in messages]
+        asked = None if messages is None else [dict(message) for message in messages]
+        self.last = LastTurn(tuple(prompt), answer, text, asked)
+        self.text = None if text is None else text + said
+        self.messages = None if asked is None else [*asked, {"role": "assistant", "content": said}]
 
     def as_answer(self, tag: tuple[int, int]) -> Answer:
         """The whole as one answer to be trained. Without a turn there is none (ValueError)."""

@@ -84,6 +84,12 @@ class AgentProcess:
             guard.send_signal(signal.SIGKILL)
 
     def _keep(self) -> None:
+        try:
+            self._keep_running()
+        except OSError as err:
+            self._failed(AgentError(f"the agent cannot be started: {err}"))
+
+    def _keep_running(self) -> None:
         useless = 0
         while True:
             before = self._reports()

@@ -32,9 +32,11 @@ log = logging.getLogger("rljob.collector")
 #: Engine iterations of a slice at most, while somebody waits by HTTP.
 ASKED_ITERATIONS = 8
 
-#: Without a new request for so long, a burst of them is over; and it is over after so long in any case.
-QUIET_SECONDS = 0.004
-LONGEST_BURST_SECONDS = 0.03
+#: Without a new request or report for so long, a burst of them is over; and it is over after so long in any case.
+QUIET_SECONDS = 0.008
+LONGEST_BURST_SECONDS = 0.1
+#: Between two looks at a burst.
+LOOK_SECONDS = 0.002
 
 #: Requests of a slice, and what it goes on for.
 _Order = tuple[list[Request], SliceGoal]
@@ -171,17 +173,20 @@ class Pumps:
 
     async def _gather(self, replica: int) -> None:
         """An idle engine waits a moment for the rest of a burst: each request by itself costs as much as all together."""
-        monitor, desk = self._owner.monitor, self._owner.desk
+        monitor, desk, players = self._owner.monitor, self._owner.desk, self._owner.players
         await monitor.first(lambda: self._wanted(replica) or None)
-        began = time.monotonic()
-        while not self._busy[replica] and time.monotonic() - began < LONGEST_BURST_SECONDS:
+        began = newest = time.monotonic()
+        seen = (-1, -1)
+        while not self._busy[replica] and (now := time.monotonic()) < began + LONGEST_BURST_SECONDS:
             with monitor.reading():
-                seen, waits = desk.submitted, desk.waits(replica)
-            if not waits:
+                if not desk.waits(replica) or (players is not None and not players.thinking(replica)):
+                    return  # nobody is left who could ask
+                done = (desk.submitted, players.reports if players else 0)
+                if done != seen:
+                    seen, newest = done, now
+            if now > newest + QUIET_SECONDS:
                 return
-            await asyncio.sleep(QUIET_SECONDS)
-            if desk.submitted == seen:
-                return
+            await asyncio.sleep(LOOK_SECONDS)
 
     def _wanted(self, replica: int) -> bool:
         if self._owner.serving and self._owner.desk.wants(replica):
@@ -301,8 +306,8 @@ class Pumps:
         seconds = self._spec.generation.answer_timeout_seconds
         for group in self._owner.rollouts.overdue(self._owner.now):
             players = self._owner.players
-            done = len(group.answers) if players is None else players.reported(group)
-            self.lost(group, f"{done} answers after {seconds} s (generation.answerTimeoutSeconds)")
+            done = f"{len(group.answers)} answers" if players is None else players.standing(group)
+            self.lost(group, f"{done} after {seconds} s (generation.answerTimeoutSeconds)")
         if self._owner.players is not None:
             self._owner.players.give_up_overdue()
 

@@ -260,6 +260,9 @@ class Front:
         except BaseException:
             rollout.turn = None
             raise
+        if (last := rollout.trajectory.last) is not None and rollout.trajectory.repeats(ask.prompts[0]):
+            rollout.turn = None  # nothing is generated anew: who could choose among answers would train on a choice
+            return await self._respond(request, ask, [[last.answer]])
         ((found,),) = await self._answers(rollout.replica or 0, ask, rollout)
         with self._monitor.reading():
             agents.get(name)  # may have been given up while the answer was on its way
@@ -268,9 +271,7 @@ class Front:
 
     def _remember(self, rollout: AgentRollout, ask: openai.Ask, found: Answer) -> None:
         said = openai.ended(found, ask.sampling, self._limits).text
-        messages = None if ask.messages is None else (*ask.messages, {"role": "assistant", "content": said})
-        text = None if ask.text is None else ask.text + said
-        rollout.trajectory.end(ask.prompts[0], found, text=text, messages=messages)
+        rollout.trajectory.end(ask.prompts[0], found, text=ask.text, messages=ask.messages, said=said)
 
     async def _result(self, request: web.BaseRequest, name: str) -> web.Response:
         agents = self._playing()
