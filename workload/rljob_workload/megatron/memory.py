@@ -6,13 +6,15 @@ mark Linux resets on demand, so a peak belongs to its phase. What was resident b
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from rljob_workload.megatron import device
 
-_STATUS = "/proc/self/status"
+_STATUS = Path("/proc/self/status")
 #: Writing 5 here sets the high-water mark to what is resident now. It costs microseconds: no page is looked at.
-_RESET = "/proc/self/clear_refs"
+_RESET = Path("/proc/self/clear_refs")
 _MARK = b"VmHWM:"
 
 
@@ -41,7 +43,7 @@ class PeakMemory:
         if device.kind() == "cuda":
             return torch.cuda.max_memory_allocated(device.current())
         # Without layers of text and paths: this stands between generation and training, twice a step.
-        with open(_STATUS, "rb", buffering=0) as file:
+        with _STATUS.open("rb", buffering=0) as file:
             status = file.read()
         return 1024 * int(status[status.index(_MARK) + len(_MARK) :].split(maxsplit=1)[0])
 
@@ -50,7 +52,7 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(device.current())
             return True
         try:
-            with open(_RESET, "wb", buffering=0) as file:
+            with _RESET.open("wb", buffering=0) as file:
                 file.write(b"5")
         except OSError:
             return False

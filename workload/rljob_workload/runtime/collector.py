@@ -35,6 +35,7 @@ from rljob_workload.runtime.errors import CollectorFailedError, HungError, cause
 from rljob_workload.runtime.journal import keeper_of_books
 from rljob_workload.runtime.logs import log_to_file
 from rljob_workload.runtime.monitor import Monitor
+from rljob_workload.runtime.oldest import named, oldest_in_flight
 from rljob_workload.runtime.players import Players
 from rljob_workload.runtime.pumps import Pumps
 from rljob_workload.runtime.rollouts_of import build_rollouts, cap_of
@@ -48,9 +49,6 @@ if TYPE_CHECKING:
     from rljob_workload.runtime.rank import RankStep
 
 log = logging.getLogger("rljob.collector")
-
-#: Prompts that a report names.
-OLDEST = 8
 
 #: What a rank, the data or an environment say on purpose; everything else is a CollectorFailedError.
 _KEPT = (SourceError, NonFiniteError, EngineError, HungError, AgentError)
@@ -390,31 +388,14 @@ class Collector:
         return {"counts": asdict(ledger.counts()), "skipped_names": ledger.skipped_names()}
 
     def _oldest(self) -> list[dict[str, Any]]:
-        """The prompts in flight for longest, oldest first. Tokens: of complete answers; what runs only its rank knows."""
-        return [self._describe(group) for group in self._rollouts.oldest_in_flight(OLDEST)]
-
-    def _describe(self, group: Group) -> dict[str, Any]:
-        dispatched = group.deadline - self._spec.generation.answer_timeout_seconds
-        return {
-            "ordinal": group.ordinal,
-            "age_seconds": round(max(0.0, self.now - dispatched), 3),
-            "tokens": sum(len(answer.tokens) for answer in group.answers),
-            "answers": len(group.answers) if self._players is None else self._players.reported(group),
-            "attempt": self._rollouts.ledger.failures_of(group.ordinal),
-            "tag": [group.ordinal, group.attempt],
-        }
+        timeout = self._spec.generation.answer_timeout_seconds
+        return oldest_in_flight(self._rollouts, self._players, self.now, timeout)
 
     def _waiting_for(self) -> str:
         with self._monitor.reading():
-            missing, oldest = self._rollouts.missing(self._version), self._oldest()[:3]
-            size = self._spec.algorithm.grpo.generations_per_prompt
-            named = "; ".join(
-                f"prompt {one['ordinal']} ({one['answers']} of {size} answers after {one['age_seconds']:.0f} s, "
-                f"{one['attempt']} failures before)"
-                for one in oldest
-            )
+            missing, size = self._rollouts.missing(self._version), self._spec.algorithm.grpo.generations_per_prompt
             slices = ", ".join(f"replica {replica} for {seconds:.0f} s" for replica, seconds in self._pumps.slices.items())
             return (
                 f"the collector is {self._machine.state}, {missing} groups are missing; decoding: {slices or 'nobody'}; in "
-                f"flight longest: {named or 'none'}"
+                f"flight longest: {named(self._oldest()[:3], size)}"
             )
