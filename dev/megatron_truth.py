@@ -32,7 +32,7 @@ def prepare() -> None:
     import megatron.core  # noqa: F401
 
     device.prepare_attention()
-    layers.use_local_final_norm()
+    layers.use_final_norm("Local")
 
 
 def refusal(spec: RLJobSpec) -> str | None:

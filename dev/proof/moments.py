@@ -16,6 +16,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from dev.proof.life import READY_SECONDS, Life
 from rljob_workload.core.checkpoint import RunDirectory
 from rljob_workload.core.store.fence import Entry
@@ -36,7 +38,7 @@ class Hit(StrEnum):
 WANTED = (Hit.SAVE, Hit.COMMIT, Hit.RESUME)
 #: A save takes tens of milliseconds on a small model.
 SAVE_SECONDS = 0.06
-#: The driver is held this long, so that the ranks can end the step that they are in.
+#: The collector is held this long, so that the ranks can end the step that they are in.
 FREEZE_SECONDS = 0.25
 _GIVE_UP_SECONDS = 120.0
 #: A resume takes about this share of a start; the rest is imports and Ray.
@@ -108,21 +110,22 @@ def _until_save(life: Life, more: float) -> bool:
 
 
 def until_uncommitted(life: Life, within: float) -> bool:
-    """Hold the driver, again and again, until the ranks have ended a step in the meantime: it cannot be committed then."""
+    """Hold the collector, again and again, until the ranks have ended a step in the meantime: it cannot be committed then."""
+    holder = life.collector()
 
     def caught() -> bool:
-        if life.process.poll() is not None:
+        if holder is None or not psutil.pid_exists(holder):
             return False
         before = len(life.trained())
-        os.kill(life.process.pid, signal.SIGSTOP)
+        os.kill(holder, signal.SIGSTOP)
         time.sleep(FREEZE_SECONDS)
         if len(life.trained()) > before:
             return True
-        os.kill(life.process.pid, signal.SIGCONT)
+        os.kill(holder, signal.SIGCONT)
         time.sleep(0.02 + 0.1 * within)
         return False
 
-    return life.wait_until(caught, "a step ends while the driver is held", seconds=_GIVE_UP_SECONDS)
+    return life.wait_until(caught, "a step ends while the collector is held", seconds=_GIVE_UP_SECONDS)
 
 
 def hit(life: Life) -> Hit:

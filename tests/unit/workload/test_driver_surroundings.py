@@ -240,7 +240,7 @@ def test_the_guardian_kills_what_uses_the_directory_and_spares_the_driver(tmp_pa
 
 
 def test_the_driver_never_imports_torch_whatever_the_ranks_send_it() -> None:
-    """It would cost the head pod hundreds of megabytes and the first step two seconds."""
+    """It would cost the head pod hundreds of megabytes and the first step two seconds. Nor is there a web server unasked."""
     program = """
 import pickle, sys
 from rljob_workload.algorithm.batch import TrainStats
@@ -250,7 +250,7 @@ from rljob_workload.runtime import collector, driver, local, main
 from rljob_workload.runtime.rank import RankStep
 sent = RankStep(TrainStats(0.0, 0.0, 0.0, 0.0, 0.0, True), 0.0, Passage("Train", 0.0, 0.0, {}), None), NonFiniteError("x")
 pickle.loads(pickle.dumps(sent))
-print(sorted({name.split(".")[0] for name in sys.modules} & {"torch", "megatron"}))
+print(sorted({name.split(".")[0] for name in sys.modules} & {"torch", "megatron", "aiohttp"}))
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert run.stdout.strip() == "[]"

@@ -174,7 +174,7 @@ async def test_a_slow_agent_loses_its_rollout_and_its_turn_under_way_is_told(
     seconds = [0.0]
     monkeypatch.setattr(module.ActiveClock, "now", lambda self: seconds[0])
     async with playing(tmp_path, answerTimeoutSeconds=5) as play:
-        rollouts = await play.next()
+        rollouts = await play.next(3)
         play.rank.hold = lambda request: True
         waits = asyncio.create_task(play.turn(rollouts[0]))
         await asyncio.wait_for(seen(play, 1), SOON)
@@ -183,7 +183,9 @@ async def test_a_slow_agent_loses_its_rollout_and_its_turn_under_way_is_told(
             pass  # have the keeper of deadlines look
         status, answer = await asyncio.wait_for(waits, SOON)
         assert status == 410
-        assert "0 answers after 5 s (generation.answerTimeoutSeconds)" in answer["error"]["message"]
+        assert "0 rollouts reported after 5 s (generation.answerTimeoutSeconds)" in answer["error"]["message"]
+        status, answer = await play.turn(rollouts[2])
+        assert "0 rollouts reported, 1 taken by no agent after 5 s" in answer["error"]["message"]
         assert (await play.result(rollouts[0], reward=1.0))[0] == 410
 
 

@@ -179,9 +179,10 @@ class AgentRollouts:
         """Validation rollouts that were not reported in time."""
         return [one for one in self._open.values() if one.deadline is not None and one.deadline < now]
 
-    def reported(self, tag: tuple[int, int]) -> int:
-        """Reported rollouts of a group."""
-        return sum(rollout.reported for rollout in self._groups.get(tag, ()))
+    def standing(self, tag: tuple[int, int]) -> tuple[int, int]:
+        """Rollouts of a group that are reported, and those that no agent has taken."""
+        group = self._groups.get(tag, ())
+        return sum(rollout.reported for rollout in group), sum(rollout.replica is None for rollout in group)
 
     def first_deadline(self) -> float | None:
         """Of the validation rollouts that agents have."""

@@ -369,7 +369,7 @@ class Collector:
             "ordinal": group.ordinal,
             "age_seconds": round(max(0.0, self.now - dispatched), 3),
             "tokens": sum(len(answer.tokens) for answer in group.answers),
-            "answers": len(group.answers),
+            "answers": len(group.answers) if self._players is None else self._players.reported(group),
             "attempt": self._rollouts.ledger.failures_of(group.ordinal),
             "tag": [group.ordinal, group.attempt],
         }

@@ -67,7 +67,12 @@ class Players:
 
     def reported(self, group: Group) -> int:
         """Rollouts of a group that are reported."""
-        return self._rollouts.reported((group.ordinal, group.attempt))
+        return self._rollouts.standing((group.ordinal, group.attempt))[0]
+
+    def standing(self, group: Group) -> str:
+        """How far agents are with a group, for people."""
+        reported, untaken = self._rollouts.standing((group.ordinal, group.attempt))
+        return f"{reported} rollouts reported" + (f", {untaken} taken by no agent" if untaken else "")
 
     def thinking(self, replica: int) -> bool:
         """Whether an agent has a rollout of this replica and no turn under way: it may ask soon."""

@@ -31,9 +31,9 @@ log = logging.getLogger("rljob.collector")
 #: Engine iterations of a slice at most, while somebody waits by HTTP.
 ASKED_ITERATIONS = 8
 
-#: Without a new request for so long, a burst of them is over; and it is over after so long in any case.
+#: Without a new request or report for so long, a burst of them is over; and it is over after so long in any case.
 QUIET_SECONDS = 0.008
-LONGEST_BURST_SECONDS = 0.04
+LONGEST_BURST_SECONDS = 0.1
 #: Between two looks at a burst.
 LOOK_SECONDS = 0.002
 
@@ -170,13 +170,14 @@ class Pumps:
         monitor, desk, players = self._owner.monitor, self._owner.desk, self._owner.players
         await monitor.first(lambda: self._wanted(replica) or None)
         began = newest = time.monotonic()
-        seen = -1
+        seen = (-1, -1)
         while not self._busy[replica] and (now := time.monotonic()) < began + LONGEST_BURST_SECONDS:
             with monitor.reading():
                 if not desk.waits(replica) or (players is not None and not players.thinking(replica)):
                     return  # nobody is left who could ask
-                if desk.submitted != seen:
-                    seen, newest = desk.submitted, now
+                done = (desk.submitted, players.reports if players else 0)
+                if done != seen:
+                    seen, newest = done, now
             if now > newest + QUIET_SECONDS:
                 return
             await asyncio.sleep(LOOK_SECONDS)
@@ -298,8 +299,8 @@ class Pumps:
         seconds = self._spec.generation.answer_timeout_seconds
         for group in self._owner.rollouts.overdue(self._owner.now):
             players = self._owner.players
-            done = len(group.answers) if players is None else players.reported(group)
-            self.lost(group, f"{done} answers after {seconds} s (generation.answerTimeoutSeconds)")
+            done = f"{len(group.answers)} answers" if players is None else players.standing(group)
+            self.lost(group, f"{done} after {seconds} s (generation.answerTimeoutSeconds)")
         if self._owner.players is not None:
             self._owner.players.give_up_overdue()
 
