@@ -19,6 +19,7 @@ import yaml
 from dev.kube import ROOT
 
 from rljob_api import names
+from rljob_operator.api import ApiUnreachableError
 from rljob_operator.kube import Kube, connect
 
 RAY = "/apis/ray.io/v1"
@@ -94,8 +95,7 @@ async def wait_for_children(namespace: str, kind: str, count: int) -> Waits:
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-        await kube.request("DELETE", path, {"propagationPolicy": "Background"})
-        await _gone(kube, namespace)
+        await _gone(kube, namespace, path)
         await kube.close()
     return Waits(tuple(sorted(max(0.0, seen[name] - stored[name]) for name in stored)))
 
@@ -123,11 +123,18 @@ async def _watch(kube: Kube, namespace: str, seen: dict[str, float], count: int,
                 complete.set()
 
 
-async def _gone(kube: Kube, namespace: str) -> None:
-    """Wait until nothing of the round is left, so that it does not burden the next one."""
+async def _gone(kube: Kube, namespace: str, jobs: str) -> None:
+    """Delete the jobs, and wait until nothing of the round is left, so that it does not burden the next one."""
     deadline = time.monotonic() + PATIENCE
-    for path in (f"{RAY}/namespaces/{namespace}/rayclusters", f"/api/v1/namespaces/{namespace}/pods"):
-        while (await kube.request("GET", path, query={"limit": 1}))["items"]:
+    for path in (jobs, f"{RAY}/namespaces/{namespace}/rayclusters", f"/api/v1/namespaces/{namespace}/pods"):
+        while True:
+            try:
+                if path == jobs:
+                    await kube.request("DELETE", path, {"propagationPolicy": "Background"})
+                if not (await kube.request("GET", path, query={"limit": 1}))["items"]:
+                    break
+            except ApiUnreachableError:  # a thousand of them take it longer than one request may
+                pass
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{path} is not empty after {PATIENCE:g} s")
             await asyncio.sleep(1.0)

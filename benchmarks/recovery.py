@@ -8,7 +8,6 @@ step 0 each time; its runs keep nothing, as each pod has a volume of its own.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from dev.kube import CommandError
 from rljob_api import names
 from rljob_api.progress import ProgressReport
 from rljob_api.spec import RLJobSpec
-from rljob_operator.api import ApiError, ApiUnreachableError
+from rljob_operator.api import ApiUnreachableError
 from rljob_operator.kube import Kube, connect
 from rljob_operator.ray import read_report
 from rljob_operator.render import spec_text
@@ -209,14 +208,10 @@ async def _no_pods(kube: Kube, namespace: str) -> None:
         await asyncio.sleep(1.0)
 
 
-def rows(namespace: str, environment: dict[str, str], kills: int, mode: str) -> list[Row]:
-    """Measure both; the claim of the example has to be in the namespace."""
-    os.environ.update(environment)  # the client reads KUBECONFIG itself
-    try:
-        ours = asyncio.run(measure(RLJobRun(kills), namespace, kills))
-        theirs = asyncio.run(measure(RayJobRun(kills, mode), namespace, kills))
-    except (ApiError, ApiUnreachableError) as error:
-        raise CommandError(f"kill head: {error}") from error
+def rows(namespace: str, kills: int, mode: str) -> list[Row]:
+    """Measure both; the claim of the example has to be in the namespace, and KUBECONFIG in this process' environment."""
+    ours = asyncio.run(measure(RLJobRun(kills), namespace, kills))
+    theirs = asyncio.run(measure(RayJobRun(kills, mode), namespace, kills))
     pods = f"same image, command and pods; peer: RayJob, {mode}, backoffLimit {kills}"
     spread = "; ".join(
         f"{who} {', '.join(f'{one:.0f}' for one in found.again)}" for who, found in (("ours", ours), ("peer", theirs))

@@ -69,8 +69,11 @@ class WorkQueue:
         return key
 
     def done(self, key: Key, again_after: float | None) -> None:
-        """The key was handled."""
+        """The key was handled. With more to do at once (0) it goes before those that wait: what has begun is finished first."""
         self._failures.pop(key, None)
+        if again_after == 0:
+            # No earlier than the first of them: how long that has waited is the queue's health.
+            again_after = min(0.0, self._heap[0][0] - self._clock()) if self._heap else 0.0
         self._release(key, again_after)
 
     def failed(self, key: Key) -> float:
@@ -101,7 +104,7 @@ class WorkQueue:
         self._busy.pop(key, None)
         if key in self._dirty:
             self._dirty.discard(key)
-            delay = 0.0
+            delay = 0.0 if delay is None else min(delay, 0.0)
         if delay is not None:
             self.add(key, delay)
         self._woken.set()

@@ -233,7 +233,7 @@ def test_micro_batches_do_not_change_the_step() -> None:
 def test_a_loss_that_is_no_number_ends_with_its_step_named() -> None:
     loop = Loop.of(copy_spec(steps=50))
     loop.step()
-    rows = tuple(dataclasses.replace(row, advantage=float("nan")) for row in loop.batches[0].rows)
+    rows = tuple(row._replace(advantage=float("nan")) for row in loop.batches[0].rows)
     with pytest.raises(NonFiniteError, match="training step 2: loss nan"):
         loop.train(dataclasses.replace(loop.batches[0], rows=rows))
 

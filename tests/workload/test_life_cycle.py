@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -117,7 +116,7 @@ def test_only_recompute_reads_the_tokens_before_a_change_with_the_new_weights(mo
     """The last token of an answer, sampled by the newest weights: exact if the cache before it is theirs too."""
     loop, answers = interrupted(mode, scale=0.7, stops=(4,))
     last = [answer for answer in answers if answer.last_version == 1]
-    tails = [dataclasses.replace(answer, tokens=answer.tokens[4:], logprobs=answer.logprobs[4:]) for answer in last]
+    tails = [answer._replace(tokens=answer.tokens[4:], logprobs=answer.logprobs[4:]) for answer in last]
     heads = {answer.tag[0]: answer.tokens[:4] for answer in last}
     assert tails
     error = error_of(loop, tails, heads)

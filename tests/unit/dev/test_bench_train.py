@@ -55,7 +55,8 @@ def test_the_stacks_overhead_is_its_time_over_the_two_parts() -> None:
     parts = {"engine": 0.03, "submit": 0.01, "train": 0.02, "take": 0.001, "handover": 0.002}
     alone = {"cpu": parts, "wall": parts, "samples": 128.0, "filtered": 1.0}
     line = {"seconds": {"generate": 0.045, "train": 0.02, "handover": 0.001, "commit": 0.003}, "filtered": [1, 2]}
-    whole = Watched([line] * 40, 30.0, {"rank": 6.0, "collector": 0.4, "driver": 0.2, "ray": 1.0}, 100)
+    lines = [line | {"elapsed_seconds": round(0.069 * step + (step % 2) / 100, 3)} for step in range(40)]
+    whole = Watched(lines, 30.0, {"rank": 6.0, "collector": 0.4, "driver": 0.2, "ray": 1.0}, 100)
     ratios = {row.measure: row.as_json()["ratio"] for row in judged([alone] * 3, [whole] * 3)}
     assert ratios["loop in one process, CPU"] == pytest.approx(63 / 60, rel=1e-3)
     assert ratios["whole job, CPU"] == pytest.approx(66 / 60, rel=1e-3)

@@ -54,6 +54,22 @@ def test_the_earlier_of_two_times_stays() -> None:
     assert q.take() is None
 
 
+def test_what_has_begun_goes_before_what_waits_and_the_queue_looks_no_older() -> None:
+    q, clock = queue()
+    q.add(B)
+    assert q.take() == B
+    for name in ("c", "d", "e"):
+        clock.now += 1
+        q.add(("ns", name))
+    q.add(B)  # the watch tells of what its pass has written
+    clock.now += 10
+    q.done(B, 0.0)
+    assert q.overdue() == 12
+    assert q.take() == B
+    q.done(B, None)
+    assert [q.take(), q.take(), q.take()] == [("ns", "c"), ("ns", "d"), ("ns", "e")]
+
+
 def test_done_brings_a_key_again_after_its_delay() -> None:
     q, clock = queue()
     q.add(A)

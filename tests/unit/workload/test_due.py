@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rljob_workload.core.due import Cause, Due, DueRules
@@ -118,6 +118,7 @@ def test_the_longest_of_the_recent_steps_counts_and_old_ones_are_forgotten() -> 
 
 
 @settings(deadline=None)
+@example(steps=[1.0, 12.0, 19.0], saves=10.0, every=3, room=60.0)
 @given(
     steps=st.lists(st.floats(0.5, 20), min_size=1, max_size=60),
     saves=st.floats(0, 10),
@@ -130,7 +131,9 @@ def test_a_run_with_a_deadline_has_saved_its_last_step_before_it(
     """As long as nothing takes longer than the longest so far. The first step and the first save are the yardstick."""
     longest = max(steps)
     run = life(every_steps=every, last_step=len(steps) + 1, deadline=100 + room)
-    run.step(0, seconds=longest, save=saves)  # step 0 is due by step: it has a save
+    run.step(0, seconds=longest)
+    run.clock.now += saves
+    run.due.saved(saves)
     unsaved = 0
     for number, seconds in enumerate(steps, 1):
         if run.due.urgent():

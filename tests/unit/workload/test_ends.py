@@ -104,7 +104,7 @@ def test_a_hang_says_where_the_ranks_are_and_first_who_says_nothing() -> None:
     assert described([decoding] * 10).endswith("; 2 more ranks")
 
 
-@pytest.mark.parametrize("cause", [CollectorFailedError, EngineStepError, HandoverError])
+@pytest.mark.parametrize("cause", [CollectorFailedError, EngineStepError, HandoverError, RuntimeError])
 def test_a_broken_collective_is_the_death_of_the_rank_behind_it(cause: type[Exception]) -> None:
     """The neighbour of a killed rank reports first; what ended the attempt is the rank that is gone."""
     error = calls_to(Silent(), Silent(dead=True)).classified(raised(cause("Connection closed by peer")))

@@ -282,3 +282,46 @@ def test_random_schedules_train_every_prompt_once_in_time_and_end_empty(seed: in
     assert counts.live == 0
     assert sorted(trained) == list(range(steps * 4))
     assert counts.handed_out == counts.trained == steps * 4
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.integers(1, 20),
+    st.sampled_from([0, 4]),
+    st.integers(1, 8),
+)
+def test_prompts_that_are_asked_for_while_a_step_is_trained_are_those_that_its_commit_makes_room_for(
+    seed: int, prompts: int, max_age: int, limit: int, filters: int, steps: int
+) -> None:
+    """Two books of one run, one asked before each commit and one behind it, say the same after each commit."""
+    early, late = (make(prompts=prompts, max_age=max_age, limit=limit, filters=filters, steps=steps) for _ in range(2))
+    rng, open_ = random.Random(seed), []
+    open_ += early.dispatch(0, 0.0)
+    assert late.dispatch(0, 0.0) == open_
+    for step in range(1, steps + 1):
+        while early.missing(step - 1):
+            open_ += (more := early.dispatch(step - 1, 0.0))
+            assert late.dispatch(step - 1, 0.0) == more
+            request = open_.pop(rng.randrange(len(open_)))
+            kind = rng.random()
+            for books in (early, late):
+                (group,) = books.arrive(answers(request, step - 1))
+                if kind < 0.1:
+                    books.failed(group)
+                else:
+                    books.scored(group, [(0.0, False), (0.0 if kind < 0.3 else 1.0, False)])
+        taken, other = early.take(step, step - 1), late.take(step, step - 1)
+        assert taken is not None
+        assert taken == other
+        asked = early.dispatch(step, 0.0) if step < steps else []
+        early.check()
+        early.commit(step, taken[0].ordinals)
+        late.commit(step, taken[0].ordinals)
+        assert step == steps or late.dispatch(step, 0.0) == asked
+        open_ += asked
+        assert early.ledger.counts() == late.ledger.counts()
+        assert early.snapshot() == late.snapshot()
+    assert early.ledger.counts().live == 0

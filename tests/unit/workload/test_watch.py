@@ -44,7 +44,11 @@ class World:
     """A collector and a rank whose calls answer, or do not."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.collector: dict[str, Any] | None = {"state": "Collecting", "oldest_in_flight": [OLD]}
+        self.collector: dict[str, Any] | None = {
+            "state": "Collecting",
+            "oldest_in_flight": [OLD],
+            "counts": {"training": 0},
+        }
         self.rank: dict[str, Any] | None = {"phase": "Decode"}
         self.progress = Progress(report())
         actors = SimpleNamespace(collector=self.actor("collector"), ranks=[self.actor("rank")])
@@ -66,6 +70,16 @@ def test_a_look_puts_the_collectors_state_and_the_oldest_prompts_into_the_report
     world.watch.look()
     assert world.progress.report.collector_state == "Collecting"
     assert [one.ordinal for one in world.progress.report.oldest] == [3]
+
+
+def test_a_step_is_in_training_while_the_ledger_has_prompts_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.progress.update(phase="Generating")
+    assert world.collector is not None
+    for training, phase in ((4, "Training"), (0, "Generating")):
+        world.collector["counts"] = {"training": training}
+        world.watch.look()
+        assert world.progress.report.phase == phase
 
 
 def test_a_collector_that_does_not_answer_is_reported_as_that(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from rljob_workload.core.window import Window
     ],
 )
 def test_room(counts: Counts, version: int, room: int) -> None:
-    assert Window(prompts_per_step=8, max_age=1, steps=100).room(counts, version) == room
+    assert Window(prompts_per_step=8, max_age=1, steps=100).room(counts.live, version) == room
 
 
 def rows(count: int) -> list[Row]:

@@ -1,25 +1,15 @@
 """What travels from the collector to the ranks and back: plain data, no torch.
 
 A slice and a batch hold hundreds of small objects. Ray's pickler calls Python for each object of a class, but not for
-tuples and numbers, so those two travel as tuples: a tenth of the time for packing.
+tuples and numbers, so those two travel as tuples: a tenth of the time for packing. Those small objects are named tuples, which
+are made in a third of the time that a frozen dataclass takes.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import itertools
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-
-@functools.cache
-def _fields(kind: type) -> operator.attrgetter[tuple[Any, ...]]:
-    """What takes an object of this class apart, in the order in which it is made."""
-    return operator.attrgetter(*(field.name for field in dataclasses.fields(kind)))
-
+from typing import Any, NamedTuple
 
 #: (index of the first answer token, policy version that sampled from there on), ascending.
 Versions = tuple[tuple[int, int], ...]
@@ -61,8 +51,7 @@ class Request:
     sampling: Sampling | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """One finished answer; where an agent took several turns, everything from the first generated token to the last."""
 
     tag: tuple[int, int]
@@ -95,15 +84,14 @@ class DecodeSlice:
     left: int
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _slice, (tuple(map(_fields(Answer), self.answers)), self.left)
+        return _slice, (tuple(map(tuple, self.answers)), self.left)
 
 
 def _slice(answers: tuple[tuple[Any, ...], ...], left: int) -> DecodeSlice:
-    return DecodeSlice(tuple(itertools.starmap(Answer, answers)), left)
+    return DecodeSlice(tuple(map(Answer._make, answers)), left)
 
 
-@dataclass(frozen=True, slots=True)
-class TrainRow:
+class TrainRow(NamedTuple):
     """One answer with its prompt, ready for the loss."""
 
     tokens: tuple[int, ...]
@@ -136,7 +124,7 @@ class TrainBatch:
         return max(len(row.tokens) for row in self.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _batch, (self.step, self.ordinals, tuple(map(_fields(TrainRow), self.rows)))
+        return _batch, (self.step, self.ordinals, tuple(map(tuple, self.rows)))
 
     def shard(self, rank: int, size: int) -> Sequence[TrainRow]:
         """The rows of one data-parallel rank. Strided, so that long and short groups spread evenly."""
@@ -144,7 +132,7 @@ class TrainBatch:
 
 
 def _batch(step: int, ordinals: tuple[int, ...], rows: tuple[tuple[Any, ...], ...]) -> TrainBatch:
-    return TrainBatch(step, ordinals, tuple(itertools.starmap(TrainRow, rows)))
+    return TrainBatch(step, ordinals, tuple(map(TrainRow._make, rows)))
 
 
 @dataclass(frozen=True, slots=True)

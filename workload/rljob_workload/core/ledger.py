@@ -170,6 +170,16 @@ class Ledger:
         """Whether a live ordinal was evicted for age before."""
         return self._entry(ordinal).owed
 
+    @property
+    def undone(self) -> int:
+        """How many ordinals are handed out and not done."""
+        return len(self._live)
+
+    @property
+    def training(self) -> int:
+        """How many ordinals are in a step that has not been committed."""
+        return self._states[State.TRAINING]
+
     def live(self) -> list[int]:
         """All ordinals that are handed out and not done, lowest first."""
         return sorted(self._live)

@@ -93,6 +93,8 @@ class Rollouts:
         self._waiting: list[int] = []
         self._tries: dict[int, int] = {}
         self._version = 0
+        #: The newest step that groups were taken for; its weights have the same number.
+        self._step = 0
 
     # ---- prompts out ------------------------------------------------------------------------
 
@@ -107,7 +109,7 @@ class Rollouts:
             ordinal: int | None
             if self._waiting:
                 ordinal = heapq.heappop(self._waiting)
-            elif self._window.room(self.ledger.counts(), version) > 0:
+            elif self._room(version) > 0:
                 ordinal = self._hand_out()
             else:
                 break
@@ -122,7 +124,7 @@ class Rollouts:
     def can_dispatch(self, version: int) -> bool:
         """Whether there is a prompt for the next free slot."""
         self._settle(version)
-        return bool(self._waiting) or self._window.room(self.ledger.counts(), version) > 0
+        return bool(self._waiting) or self._room(version) > 0
 
     def can_dispatch_now(self, version: int) -> bool:
         """Whether there is a prompt, and a free slot for it."""
@@ -130,7 +132,18 @@ class Rollouts:
 
     def exhausted(self, version: int) -> bool:
         """Whether every prompt of the run's last steps is being answered or finished: nothing will be handed out any more."""
-        return not self._waiting and self._window.exhausted(self.ledger.counts(), version)
+        return not self._waiting and self._window.exhausted(self._undone(version), version)
+
+    def _room(self, version: int) -> int:
+        return self._window.room(self._undone(version), version)
+
+    def _undone(self, version: int) -> int:
+        """Prompts that take room, once there are these weights: those that the step towards them trains are done by then.
+
+        So the next prompts can be asked for while that step is under way. Nothing of it is ever saved: there is no snapshot
+        before its commit.
+        """
+        return self.ledger.undone - (self.ledger.training if version >= self._step else 0)
 
     def _hand_out(self) -> int | None:
         """Number the source's next row; None when it is none that can be answered."""
@@ -182,7 +195,7 @@ class Rollouts:
 
     def in_flight_soon(self, version: int) -> int:
         """Groups in flight once everything that may be dispatched now has been."""
-        more = len(self._waiting) + self._window.room(self.ledger.counts(), version)
+        more = len(self._waiting) + self._room(version)
         return min(self._settings.in_flight_limit, self.in_flight + more)
 
     def is_open_tag(self, tag: tuple[int, int]) -> bool:
@@ -257,6 +270,7 @@ class Rollouts:
         groups = heapq.nsmallest(self._window.prompts_per_step, self._buffer.values(), key=self._order)
         ordinals = tuple(group.ordinal for group in groups)
         self.ledger.take(ordinals)
+        self._step = step
         self._training = {ordinal: self._buffer.pop(ordinal) for ordinal in ordinals}
         filtered, self._filtered = self._filtered, []
         # Filtered groups have no advantage, and the policy's loss is a mean over them too: dropping them from the mean
@@ -296,16 +310,9 @@ class Rollouts:
         for scored, advantage in zip(group.answers, advantages, strict=True):
             answer = scored.answer
             prompt = row if answer.prompt is None else answer.prompt
-            rows.append(
-                TrainRow(
-                    prompt + answer.tokens,
-                    len(prompt),
-                    answer.logprobs,
-                    advantage * share,
-                    current=answer.first_version == version,
-                    spans=tuple((start + len(prompt), stop + len(prompt)) for start, stop in answer.spans),
-                )
-            )
+            length, current = len(prompt), answer.first_version == version
+            spans = answer.spans and tuple((start + length, stop + length) for start, stop in answer.spans)
+            rows.append(TrainRow(prompt + answer.tokens, length, answer.logprobs, advantage * share, current, spans))
         return rows
 
     def _settle(self, version: int) -> None:
@@ -356,7 +363,7 @@ class Rollouts:
             group_size=self._settings.group_size,
         )
         self._open, self._tries, self._training, self._filtered = {}, {}, {}, []
-        self._version = version or 0
+        self._version, self._step = version or 0, 0
         restored = restore(saved, self._source, self._window, rules)
         self.ledger, self._buffer, self._waiting = restored.ledger, restored.buffer, restored.waiting
         return restored.report

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rljob_workload.core.ledger import Counts
-
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -15,8 +13,8 @@ class Window:
     max_age: int
     steps: int
 
-    def room(self, counts: Counts, version: int) -> int:
-        """New hand-outs allowed now.
+    def room(self, undone: int, version: int) -> int:
+        """New hand-outs allowed now, with so many prompts undone.
 
         Bounded by the age window and by what the remaining steps can still use, so that a finished run ends with every
         live state at 0. Filtered and skipped prompts are done and therefore do not count; handing out a prompt again
@@ -24,11 +22,11 @@ class Window:
         numbers, so it stays right when P changes or when a checkpoint brings no ledger.
         """
         allowed = min((self.max_age + 1) * self.prompts_per_step, self._usable(version))
-        return max(0, allowed - counts.live)
+        return max(0, allowed - undone)
 
-    def exhausted(self, counts: Counts, version: int) -> bool:
+    def exhausted(self, undone: int, version: int) -> bool:
         """Whether the remaining steps need no prompt that has not been handed out."""
-        return counts.live >= self._usable(version)
+        return undone >= self._usable(version)
 
     def _usable(self, version: int) -> int:
         return (self.steps - version) * self.prompts_per_step

@@ -69,7 +69,8 @@ class Policy:
         self._masks: dict[int, tuple[Tensor, Tensor]] = {}
         #: The last step's first micro-batch: what the weights are tried on before they are saved.
         self._sample: _Tensors | None = None
-        self.ddp.eval()
+        self._parts = tuple(self.ddp.modules())
+        self._switch(training=False)
 
     def parameters(self) -> dict[str, Tensor]:
         """The trained parameters by name."""
@@ -79,13 +80,21 @@ class Policy:
         """Switch the model to training. The engine must have been suspended."""
         self.clear_rotary_cache()
         self._memory.buffer = self._training_buffers
-        self.ddp.train()
+        self._switch(training=True)
 
     def enter_generate(self) -> None:
         """Switch the model back before the engine resumes: its loop dies on a model in training mode."""
-        self.ddp.eval()
+        self._switch(training=False)
         self._memory.buffer = self._generation_buffers
         self.clear_rotary_cache()
+
+    def _switch(self, *, training: bool) -> None:
+        """`train` or `eval` of every part. Those of torch only set a flag, at the price of a walk through the whole tree."""
+        for part in self._parts:
+            if type(part).train is torch.nn.Module.train:
+                part.__dict__["training"] = training
+            else:
+                part.train(training)
 
     def clear_rotary_cache(self) -> None:
         """The rotary embedding's cache may hold inference-mode tensors, which a training forward must not see."""

@@ -101,10 +101,11 @@ class Calls:
         if isinstance(cause, OSError) and cause.filename:
             return RunError(ExitCode.SAVE_FAILED, f"cannot write {cause.filename}: {cause.strerror}")
         log.error("an actor raised: %s", plain(str(err)))
+        # A rank whose neighbour was killed reports a broken collective before Ray reports the death, in whatever it does.
+        if dead := self._dead():
+            return self._lost(dead, cause_line(str(cause)))
         if isinstance(cause, (CollectorFailedError, EngineStepError, HandoverError)):
-            # A rank whose neighbour was killed reports a broken collective before Ray reports the death.
-            dead = self._dead()
-            return self._lost(dead, str(cause)) if dead else RunError(ExitCode.COLLECTOR_LOST, cause_line(str(cause)))
+            return RunError(ExitCode.COLLECTOR_LOST, cause_line(str(cause)))
         return RunError(ExitCode.UNEXPECTED, cause_line(text))
 
     def lost(self, err: BaseException) -> RunError:

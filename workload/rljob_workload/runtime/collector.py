@@ -2,8 +2,9 @@
 
 `step` is a training step from its first missing group to its commit, in one call. It ends the collecting: it waits until the
 groups are there and every decode slice has ended, so that no rank gets a decode call and a training call in different orders
-than its neighbours. `resume` starts the next stretch, unless the commit has. Answers in flight stay in the engines in
-between. The driver's other calls have a concurrency group of their own, which Ray runs in a thread of its own: they are
+than its neighbours. `resume` starts the next stretch, unless the commit has; then its first slices are asked for *ahead*, right
+behind the training call, and a rank goes from one to the other without a word from here. Answers in flight stay in the engines
+in between. The driver's other calls have a concurrency group of their own, which Ray runs in a thread of its own: they are
 answered whatever else goes on (see `monitor`).
 """
 
@@ -13,7 +14,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,10 +31,11 @@ from rljob_workload.environments import load_environment
 from rljob_workload.megatron.errors import EngineError, NonFiniteError
 from rljob_workload.runtime.agent import AgentError
 from rljob_workload.runtime.concurrency import control
-from rljob_workload.runtime.errors import CollectorFailedError, HungError
+from rljob_workload.runtime.errors import CollectorFailedError, HungError, cause_line
 from rljob_workload.runtime.journal import keeper_of_books
 from rljob_workload.runtime.logs import log_to_file
 from rljob_workload.runtime.monitor import Monitor
+from rljob_workload.runtime.oldest import named, oldest_in_flight
 from rljob_workload.runtime.players import Players
 from rljob_workload.runtime.pumps import Pumps
 from rljob_workload.runtime.rollouts_of import build_rollouts, cap_of
@@ -47,9 +49,6 @@ if TYPE_CHECKING:
     from rljob_workload.runtime.rank import RankStep
 
 log = logging.getLogger("rljob.collector")
-
-#: Prompts that a report names.
-OLDEST = 8
 
 #: What a rank, the data or an environment say on purpose; everything else is a CollectorFailedError.
 _KEPT = (SourceError, NonFiniteError, EngineError, HungError, AgentError)
@@ -79,6 +78,8 @@ class Collector:
         self._failure: Exception | None = None
         self._interrupted: int | None = None
         self._version = 0
+        #: The step that is being trained, where the slices behind it have been asked for or are about to be; 0: none.
+        self._ahead = 0
 
     def _new_house(self, task: TaskData, place: ServerPlace, agent_log: Path) -> House:
         from rljob_workload.runtime.house import House  # without a server, no process imports one
@@ -149,21 +150,43 @@ class Collector:
         """Take the step's batch, have all ranks train it, commit it. None where `interrupt` came before the batch.
 
         `wake`: no save follows, the engines wake after training. `onward`: nothing else follows either, so the next stretch
-        begins with the commit, unless an interrupt has come meanwhile. Raises HungError, and whatever a rank raised.
+        begins with the commit, unless an interrupt has come by then (or before its first slices were asked for).
+        Raises HungError, and whatever a rank raised.
         """
         began = time.monotonic()
         batch, info = await self.take(step)
         if batch is None or info is None:
             return None
         taken = time.monotonic()
-        ranks: list[RankStep] = await self._pumps.train(batch, wake)
+        training = self._pumps.train(batch, wake)
+        self._go_ahead(step, onward)
+        ranks: list[RankStep] = await self._trained(training)
         trained = time.monotonic()
-        onward = onward and self._interrupted != step
+        onward = onward and (self._ahead == step or self._interrupted != step)
         counters = await self.commit(step, batch.ordinals, onward)
         ended = time.monotonic()
         return Stepped(
             len(batch.ordinals), info, taken - began, trained - taken, ended - trained, ranks, counters, onward
         )  # fmt: skip
+
+    def _go_ahead(self, step: int, onward: bool) -> None:
+        """Have the pumps ask for the slices after this step, whose training all ranks have been asked for already.
+
+        Should training fail, the slices fail too: a rank that has not come back to decode takes none. Requests by HTTP are
+        for the weights that are there, so with a server the slices wait for the commit.
+        """
+        with self._monitor.changing():
+            if onward and self._house is None and self._interrupted != step:
+                self._ahead = step
+
+    async def _trained(self, training: Awaitable[list[RankStep]]) -> list[RankStep]:
+        try:
+            return await training
+        except Exception as err:
+            with self._monitor.changing():  # before a slice behind it says the same in a worse way
+                self._ahead = 0
+                self.fail(f"training: {cause_line(str(err))}", err)
+            raise
 
     async def take(self, step: int) -> tuple[TrainBatch, StepInfo] | tuple[None, None]:
         """The next step's batch, or None where `interrupt` came first; the collector is paused when it returns.
@@ -261,8 +284,8 @@ class Collector:
 
     @property
     def version(self) -> int:
-        """The policy version that generates."""
-        return self._version
+        """The policy version that generates, or will when the slices that may be begun now are."""
+        return self._ahead or self._version
 
     @property
     def now(self) -> float:
@@ -272,7 +295,12 @@ class Collector:
     @property
     def collecting(self) -> bool:
         """Whether prompts may be pulled and slices begun."""
-        return self._machine.state in OPEN
+        return self.ahead or self._machine.state in OPEN
+
+    @property
+    def ahead(self) -> bool:
+        """Whether slices that are begun now come behind a training step."""
+        return self._ahead > 0
 
     @property
     def serving(self) -> bool:
@@ -285,7 +313,7 @@ class Collector:
 
     def settle(self) -> None:
         """Name the state after what is going on, while collecting."""
-        if not self.collecting:
+        if self._machine.state not in OPEN:
             return
         if self._rollouts.exhausted(self._version):
             self._machine.enter(CollectorState.EXHAUSTED, "the last prompts are handed out")
@@ -308,7 +336,7 @@ class Collector:
         """Drain when a step's groups are there, and take them when all slices have ended; None while that lasts."""
         self._raise_failure()
         interrupted = self._interrupted == step
-        if self.collecting:
+        if self._machine.state in OPEN:
             if not interrupted and self._rollouts.missing(self._version):
                 self._refuse_dead_end(step)
                 return None
@@ -328,7 +356,7 @@ class Collector:
 
     def _resume(self, version: int) -> None:
         self._raise_failure()
-        self._version = version
+        self._version, self._ahead = version, 0
         self._interrupted = None
         self._machine.enter(CollectorState.COLLECTING, f"version {version}")
         self.settle()
@@ -360,31 +388,14 @@ class Collector:
         return {"counts": asdict(ledger.counts()), "skipped_names": ledger.skipped_names()}
 
     def _oldest(self) -> list[dict[str, Any]]:
-        """The prompts in flight for longest, oldest first. Tokens: of complete answers; what runs only its rank knows."""
-        return [self._describe(group) for group in self._rollouts.oldest_in_flight(OLDEST)]
-
-    def _describe(self, group: Group) -> dict[str, Any]:
-        dispatched = group.deadline - self._spec.generation.answer_timeout_seconds
-        return {
-            "ordinal": group.ordinal,
-            "age_seconds": round(max(0.0, self.now - dispatched), 3),
-            "tokens": sum(len(answer.tokens) for answer in group.answers),
-            "answers": len(group.answers) if self._players is None else self._players.reported(group),
-            "attempt": self._rollouts.ledger.failures_of(group.ordinal),
-            "tag": [group.ordinal, group.attempt],
-        }
+        timeout = self._spec.generation.answer_timeout_seconds
+        return oldest_in_flight(self._rollouts, self._players, self.now, timeout)
 
     def _waiting_for(self) -> str:
         with self._monitor.reading():
-            missing, oldest = self._rollouts.missing(self._version), self._oldest()[:3]
-            size = self._spec.algorithm.grpo.generations_per_prompt
-            named = "; ".join(
-                f"prompt {one['ordinal']} ({one['answers']} of {size} answers after {one['age_seconds']:.0f} s, "
-                f"{one['attempt']} failures before)"
-                for one in oldest
-            )
+            missing, size = self._rollouts.missing(self._version), self._spec.algorithm.grpo.generations_per_prompt
             slices = ", ".join(f"replica {replica} for {seconds:.0f} s" for replica, seconds in self._pumps.slices.items())
             return (
                 f"the collector is {self._machine.state}, {missing} groups are missing; decoding: {slices or 'nobody'}; in "
-                f"flight longest: {named or 'none'}"
+                f"flight longest: {named(self._oldest()[:3], size)}"
             )

@@ -38,7 +38,7 @@ from rljob_workload.runtime.settings import Attempt
 from rljob_workload.runtime.step import Phases, metrics_line, prompt_counts
 from rljob_workload.runtime.stop import StopSignal
 from rljob_workload.runtime.stretch import Stepped
-from rljob_workload.runtime.validation import agents_verdicts, greedy_verdicts
+from rljob_workload.runtime.validation import agents_verdicts, greedy_verdicts, target_reached, validates
 from rljob_workload.runtime.watch import Watch
 
 log = logging.getLogger("rljob.driver")
@@ -205,7 +205,7 @@ class Driver:
                 if not decision.end:
                     results = woken(results, self._wake())
         reward = self._validate_if_due(step, phases) if not decision.end else None
-        reached = self._reached(step, reward)
+        reached = target_reached(self._spec, step, reward)
         too_many = too_many_skipped(self._spec, stepped.counters)
         if (too_many or reached is not None) and not decision.save:
             # The weights that reached the target are what the run was for; a stopped run goes on from here.
@@ -266,7 +266,7 @@ class Driver:
 
     def _goes_on(self, step: int) -> bool:
         """Whether the next stretch of collecting can begin with the commit: nothing between them needs the collector down."""
-        if step == self._spec.algorithm.grpo.steps or self._validates(step):
+        if step == self._spec.algorithm.grpo.steps or validates(self._spec, step):
             return False
         return self._spec.prompts.on_exceeded != "Fail"  # the counters may then end the run, after a save
 
@@ -285,13 +285,8 @@ class Driver:
                 f"step {step}: the ledger counts {trained} trained prompts, the driver {totals.trained_prompts}",
             )
 
-    def _validates(self, step: int) -> bool:
-        validation = self._spec.validation
-        last = step == self._spec.algorithm.grpo.steps
-        return validation is not None and (last or step % validation.every_steps == 0)
-
     def _validate_if_due(self, step: int, phases: Phases) -> float | None:
-        if not self._validates(step):
+        if not validates(self._spec, step):
             return None
         with phases.timed("validate"):
             return self._validate(step)
@@ -305,15 +300,6 @@ class Driver:
         log.info("step %d: validation reward %.3f (%d of %d right)", step, reward, right, count)
         self._progress.update(validation_step=step, validation_reward=reward)
         return reward
-
-    def _reached(self, step: int, reward: float | None) -> Finished | None:
-        validation = self._spec.validation
-        if reward is None or validation is None or validation.stop_at_reward is None:
-            return None
-        if reward < float(validation.stop_at_reward):
-            return None
-        message = f"validation reward {reward:.4g} >= {validation.stop_at_reward} at step {step}"
-        return Finished(reason="TargetReached", message=message)
 
     # ---- checkpoints ------------------------------------------------------------------------
 

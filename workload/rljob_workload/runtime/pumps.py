@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from rljob_api.layout import layout_of
@@ -61,6 +62,8 @@ class Owner(Protocol):
     @property
     def collecting(self) -> bool: ...
     @property
+    def ahead(self) -> bool: ...
+    @property
     def serving(self) -> bool: ...
     def settle(self) -> None: ...
     def fail(self, why: str, cause: BaseException) -> None: ...
@@ -97,15 +100,15 @@ class Pumps:
         self._replicas, self._numbers = replicas, numbers
         self._busy = [0] * len(replicas)
         for index in range(len(replicas)):
-            self._spawn(self._pump(index), f"replica {index}")
-        self._spawn(self._keep_deadlines(), "the keeper of deadlines")
+            self._spawn(partial(self._pump, index), f"replica {index}")
+        self._spawn(self._keep_deadlines, "the keeper of deadlines")
 
-    def _spawn(self, work: Awaitable[None], name: str) -> None:
+    def _spawn(self, work: Callable[[], Awaitable[None]], name: str) -> None:
         """Run beside the others; whatever goes wrong there ends the attempt, with its cause."""
 
         async def guarded() -> None:
             try:
-                await work
+                await work()
             except Exception as err:  # noqa: BLE001 - handed to whoever waits for the next step
                 # A remote error comes as both Ray's class and its own, with a traceback as its text.
                 cause = getattr(err, "cause", None) or err
@@ -118,19 +121,22 @@ class Pumps:
 
     # ---- training ---------------------------------------------------------------------------
 
-    async def train(self, batch: TrainBatch, wake: bool) -> list[Any]:
-        """One training step on all ranks, with what each of them says, in the order of their numbers. Slices have ended.
+    def train(self, batch: TrainBatch, wake: bool) -> Awaitable[list[Any]]:
+        """Ask all ranks for one training step. Slices have ended; those that are begun from now on come behind it.
 
-        Raises what a rank raised, or HungError naming those that do not answer.
+        Awaited: what each rank says, in the order of their numbers. Raises what a rank raised, or HungError naming those
+        that do not answer.
         """
         ranks = {number: rank for replica, numbers in zip(self._replicas, self._numbers, strict=True)
                  for number, rank in zip(numbers, replica, strict=True)}  # fmt: skip
         ordered = sorted(ranks)
-        return await self._call("train", ordered, [ranks[number].train.remote(batch, wake) for number in ordered])
+        return self._call("train", ordered, [ranks[number].train.remote(batch, wake) for number in ordered])
 
-    async def _call(self, what: str, numbers: Sequence[int], calls: Sequence[Awaitable[Any]]) -> list[Any]:
-        """The results of one call to each of these ranks."""
-        seconds = float(self._spec.deadlines.stall_seconds)
+    async def _call(
+        self, what: str, numbers: Sequence[int], calls: Sequence[Awaitable[Any]], *, behind: bool = False
+    ) -> list[Any]:
+        """The results of one call to each of these ranks. `behind` a training step, which has its own deadline."""
+        seconds = float(self._spec.deadlines.stall_seconds) * (2 if behind else 1)
         futures = [asyncio.ensure_future(call) for call in calls]
         # The first failure is the cause; the others then wait in a collective.
         await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
@@ -233,7 +239,8 @@ class Pumps:
     async def _slice(self, replica: int, requests: Sequence[Request], goal: SliceGoal) -> tuple[list[Answer], int]:
         """One call of all ranks of a replica. Raises what a rank raised, or HungError naming those that do not answer."""
         ranks, numbers = self._replicas[replica], self._numbers[replica]
-        slices: list[DecodeSlice] = await self._call("decode", numbers, [rank.decode.remote(requests, goal) for rank in ranks])
+        calls = [rank.decode.remote(requests, goal) for rank in ranks]
+        slices: list[DecodeSlice] = await self._call("decode", numbers, calls, behind=self._owner.ahead)
         return [answer for result in slices for answer in result.answers], slices[0].left
 
     # ---- scores -----------------------------------------------------------------------------
@@ -243,7 +250,7 @@ class Pumps:
         scorer = self._owner.scorer
         for group, expected in complete:
             if not scorer.quick:
-                self._spawn(self._score(group, expected), f"prompt {group.ordinal}")
+                self._spawn(partial(self._score, group, expected), f"prompt {group.ordinal}")
                 continue
             # In place: a slice that starts before its neighbours are judged would run with few requests.
             try:

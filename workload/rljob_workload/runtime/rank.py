@@ -92,6 +92,8 @@ class Rank:
         directory = Path(place.directory)
         log_to_file(directory / "logs" / f"rank-{place.rank:05d}-attempt-{place.attempt:06d}.log")
         self._record = directory / "trained" / f"rank-{place.rank:05d}.jsonl"
+        #: Whether the record's directory is known to be there.
+        self._recorded = False
 
     def address(self) -> str:
         """A free address on this rank's node, where the ranks meet (asked of rank 0)."""
@@ -216,9 +218,11 @@ class Rank:
         """An independent record of what was trained, for auditors: not read by the trainer."""
         line = {"attempt": self._place.attempt, "step": batch.step, "ordinals": batch.ordinals}
         try:
-            self._record.parent.mkdir(parents=True, exist_ok=True)
-            with self._record.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            if not self._recorded:
+                self._record.parent.mkdir(parents=True, exist_ok=True)
+                self._recorded = True
+            with self._record.open("ab", buffering=0) as file:
+                file.write(json.dumps(line).encode() + b"\n")
         except OSError as err:  # a refused write does not say which file it was
             raise OSError(err.errno, err.strerror, str(self._record)) from err
 

@@ -54,8 +54,9 @@ class Scorer:
 
     def score(self, group: Group, expected: str) -> Scores:
         """The verdict, in this thread. Raises ScoreError."""
+        decode, judge = self._decode, self.environment.score
         try:
-            scores = [self.environment.score(self._decode(answer.tokens), expected) for answer in group.answers]
+            scores = [judge(decode(answer.tokens), expected) for answer in group.answers]
         except Exception as err:
             raise ScoreError(f"the environment raised {type(err).__name__}: {err}") from err
         for score in scores:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rljob_api.exitcodes import ExitCode
+from rljob_api.progress import Finished
 from rljob_api.spec import RLJobSpec
 from rljob_workload.data.builtin import TaskData
 from rljob_workload.environments import load_environment
@@ -12,6 +13,20 @@ from rljob_workload.runtime.step import validation_prompts
 
 #: The collector keeps the deadline itself, and says who has not reported; this much later it does not answer at all.
 ANSWER_SECONDS = 10.0
+
+
+def validates(spec: RLJobSpec, step: int) -> bool:
+    """Whether validation follows this step."""
+    last = step == spec.algorithm.grpo.steps
+    return spec.validation is not None and (last or step % spec.validation.every_steps == 0)
+
+
+def target_reached(spec: RLJobSpec, step: int, reward: float | None) -> Finished | None:
+    """The run's end, where this step was validated and its reward is the one that the run was to get to."""
+    target = spec.validation.stop_at_reward if spec.validation else None
+    if reward is None or target is None or reward < float(target):
+        return None
+    return Finished(reason="TargetReached", message=f"validation reward {reward:.4g} >= {target} at step {step}")
 
 
 def greedy_verdicts(calls: Calls, spec: RLJobSpec, task: TaskData) -> tuple[int, int]:

@@ -16,7 +16,6 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from rljob_api.progress import Handover, OldestPrompt
-from rljob_workload.core.collecting import CollectorState
 from rljob_workload.runtime.launch import Actors
 from rljob_workload.runtime.progress import Progress
 
@@ -73,9 +72,8 @@ class Watch:
             return
         oldest = [] if collector is None else oldest_prompts(collector["oldest_in_flight"], [rank for rank in ranks if rank])
         state = SILENT if collector is None else str(collector["state"])
-        self._progress.update(
-            training=state == CollectorState.PAUSED, collector_state=state, oldest=oldest, handover=handover(ranks)
-        )
+        training = collector is not None and collector["counts"]["training"] > 0
+        self._progress.update(training=training, collector_state=state, oldest=oldest, handover=handover(ranks))
 
 
 def _answer(call: Any) -> Any:

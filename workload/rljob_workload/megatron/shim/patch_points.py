@@ -56,6 +56,11 @@ POINTS = (
     PatchPoint(
         "megatron.core.inference.contexts.dynamic_context", "DynamicInferenceContext._allocate_memory_buffer", ("self",)
     ),
+    PatchPoint(
+        "megatron.core.inference.engines.dynamic_engine",
+        "DynamicInferenceEngine.suspend_resume_ctx",
+        ("key", "unified_memory_level"),
+    ),
     PatchPoint("megatron.core.optimizer.distrib_optimizer", "HAVE_APEX_OR_TE"),
     PatchPoint(
         "megatron.core.optimizer.distrib_optimizer",
