@@ -20,13 +20,14 @@ from rljob_workload.runtime import agent as module
 from rljob_workload.runtime import agent_guard
 from rljob_workload.runtime.agent import AgentError, AgentProcess
 
-#: Writes its process and a child's, and waits; SIGTERM is not heeded.
+#: Writes its process and two children's, and waits; SIGTERM is not heeded.
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 with open("{file}.new", "w") as file:
-    file.write(f"{{os.getpid()}} {{child.pid}} {{os.getppid()}}")
+    file.write(f"{{os.getpid()}} {{child.pid}} {{daemon.pid}} {{os.getppid()}}")
 os.rename("{file}.new", "{file}")
 time.sleep(600)
 """
@@ -58,7 +59,7 @@ class Seen:
 
 
 def processes(file: Path) -> list[psutil.Process]:
-    """Agent, its child and its guard, once they are there."""
+    """Agent, its child, one in a session of its own, and its guard, once they are there."""
     wait_for(file.exists)
     return [psutil.Process(int(number)) for number in file.read_text().split()]
 
@@ -95,14 +96,13 @@ def test_an_agent_that_heeds_nothing_is_killed_with_all_that_it_started(
     assert seen.failed == []
 
 
-def test_a_killed_guard_takes_the_agent_with_it_and_the_agent_is_started_again(
+def test_a_killed_guard_takes_all_with_it_and_the_agent_is_started_again(
     stubborn: tuple[Seen, AgentProcess, list[psutil.Process]],
 ) -> None:
-    seen, _, (agent, child, guard) = stubborn
-    guard.kill()
-    all_gone([agent])
+    seen, _, watched = stubborn
+    watched[-1].kill()
+    all_gone(watched)
     wait_for(lambda: seen.ended == ["the agent ended with its guard"])
-    child.kill()  # its parent is dead: under Ray the raylet, as the subreaper, ends it
 
 
 def test_a_killed_trainer_leaves_nothing(tmp_path: Path) -> None:
@@ -180,6 +180,22 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert seen.over.wait(20)
     assert "no start" in str(seen.failed[0])
     assert "/no/such/agent" in str(seen.failed[0])
+
+
+def test_what_no_process_can_be_started_with_and_whatever_else_goes_wrong_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that keeps the agent does not just end: an agent would be waited for that is not there."""
+    seen = Seen()
+    seen.process(tmp_path, "-c", "nul\0byte").start()
+    assert seen.over.wait(20)
+    assert "the agent cannot be started: embedded null byte" in str(seen.failed[0])
+    odd = Seen()
+    agent = odd.process(tmp_path, "-c", "")
+    monkeypatch.setattr(agent, "_run", lambda *_: 1 / 0)
+    agent.start()
+    assert odd.over.wait(20)
+    assert "the agent cannot be kept: ZeroDivisionError" in str(odd.failed[0])
 
 
 def test_addresses_and_the_tokens_file_come_by_environment(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 It starts the agent in a process group of its own and waits for two things: the agent's end, which it reports on its standard
 output, and the end of its standard input, which only the collector holds. When that closes, in whichever way the collector
-ended, the whole group is killed. Should this process be killed itself, the kernel kills the agent (and the collector notices).
+ended, the agent and all that it started are killed, also what has a session of its own or has lost its parent: the kernel gives
+us such orphans. Should this process be killed itself, the kernel kills the agent, and the collector what the agent started.
 What the agent prints goes through here into a log of bounded size, which lies on the checkpoints' volume.
 Python's standard library only: it is run as a file, without site-packages.
 """
@@ -27,6 +28,7 @@ GRACE_SECONDS = 1.5
 LOG_BYTES = 32 * 2**20
 _READ_BYTES = 65536
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Log:
@@ -52,6 +54,7 @@ def main(log_file: str, command: Sequence[str]) -> int:
     """Run the command; see above."""
     # Ray ignores SIGCHLD in its processes. Inherited, that would hide every exit status: from us, and from the agent.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     log = Log(log_file)
     try:
         agent = subprocess.Popen(  # noqa: S603 - an argument list, no shell
@@ -69,12 +72,15 @@ def main(log_file: str, command: Sequence[str]) -> int:
     assert agent.stdout is not None
     output, ended = agent.stdout.fileno(), os.pidfd_open(agent.pid)
     os.set_blocking(output, False)
+    signal.signal(signal.SIGCHLD, lambda *_: _reap(agent.pid))
+    _reap(agent.pid)
     if not _until({ended, sys.stdin.fileno()}, output, log, None) & {ended}:
         _signal(agent, signal.SIGTERM)
         _until({ended}, output, log, GRACE_SECONDS)
     code = agent.poll()
     _signal(agent, signal.SIGKILL)  # what it started ends with it
     agent.wait()
+    _end_orphans()
     _copy(output, log, LOG_BYTES)
     try:
         print(json.dumps({"exit": code if code is not None else agent.returncode}), flush=True)
@@ -108,6 +114,34 @@ def _copy(output: int, log: Log, most: int) -> bool:
         log.write(data)
         most -= len(data)
     return True
+
+
+def _reap(spared: int) -> None:
+    """Orphans that have ended are not kept; the agent's own end is waited for elsewhere."""
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != spared:
+            os.waitpid(ended.si_pid, 0)
+
+
+def _end_orphans() -> None:
+    """The agent has ended and was waited for: every child that there is was left to us by something that it started."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # they need no waiting for
+    deadline = time.monotonic() + 1.0
+    while (children := _children()) and time.monotonic() < deadline:
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        time.sleep(0.005)  # theirs are ours next
+
+
+def _children() -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[1]
+                found += [int(entry.name)] if int(parent) == os.getpid() else []
+    return found
 
 
 def _as_an_agent() -> None:
