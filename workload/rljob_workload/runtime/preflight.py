@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rljob_api.exitcodes import ExitCode
 from rljob_api.layout import shape_of
-from rljob_api.spec import RLJobSpec
+from rljob_api.spec import LEAST_TEMPERATURE, RLJobSpec
 from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.huggingface.pretrained import PretrainedError, architecture_of, describe, find_weights
 from rljob_workload.runtime.errors import RunError
@@ -19,8 +19,6 @@ from rljob_workload.runtime.settings import Attempt
 
 #: Near the end of float32 the optimizer and the loss refuse a number.
 LARGEST = Decimal("1e30")
-#: Logits are divided by the temperature in float32.
-LEAST_TEMPERATURE = Decimal("0.0001")
 
 
 def with_model(attempt: Attempt) -> Attempt:
@@ -63,7 +61,7 @@ def check_settings(spec: RLJobSpec) -> None:
     for path, value in decimals.items():
         if abs(Decimal(value)) > LARGEST:
             raise RunError(ExitCode.INVALID_SPEC, f"spec.{path} is {value}; at most {LARGEST} can be computed with")
-    if Decimal(spec.generation.temperature) < LEAST_TEMPERATURE:
+    if Decimal(spec.generation.temperature) < Decimal(LEAST_TEMPERATURE):
         raise RunError(
             ExitCode.INVALID_SPEC,
             f"spec.generation.temperature is {spec.generation.temperature}; training samples answers, which needs at least "
