@@ -19,6 +19,8 @@ from rljob_workload.runtime.settings import Attempt
 
 #: Near the end of float32 the optimizer and the loss refuse a number.
 LARGEST = Decimal("1e30")
+#: Logits are divided by the temperature in float32.
+LEAST_TEMPERATURE = Decimal("0.0001")
 
 
 def with_model(attempt: Attempt) -> Attempt:
@@ -61,10 +63,11 @@ def check_settings(spec: RLJobSpec) -> None:
     for path, value in decimals.items():
         if abs(Decimal(value)) > LARGEST:
             raise RunError(ExitCode.INVALID_SPEC, f"spec.{path} is {value}; at most {LARGEST} can be computed with")
-    if Decimal(spec.generation.temperature) <= 0:
+    if Decimal(spec.generation.temperature) < LEAST_TEMPERATURE:
         raise RunError(
             ExitCode.INVALID_SPEC,
-            f"spec.generation.temperature is {spec.generation.temperature}; training samples answers, which needs more than 0",
+            f"spec.generation.temperature is {spec.generation.temperature}; training samples answers, which needs at least "
+            f"{LEAST_TEMPERATURE}",
         )
     shape = shape_of(spec.model)
     if shape is not None and spec.model.hugging_face is None and (width := shape.hidden_size // shape.attention_heads) % 2:
