@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-
 #: What a person's interrupt (SIGINT) is called in messages.
 CTRL_C = "Ctrl-C"
 #: The status that a shell expects of an interrupted command.
