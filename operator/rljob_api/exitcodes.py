@@ -39,7 +39,8 @@ class ExitCode(IntEnum):
     SKIPPED_TOO_MANY = 79
     """More prompts were skipped than prompts.maxSkipped allows and prompts.onExceeded is Fail."""
     STOPPED = 80
-    """Stopped from outside (SIGTERM, control request) after the last step was saved."""
+    """Stopped from outside (SIGTERM, control request, Ctrl-C) after the last step was saved. After Ctrl-C this code is in the
+    report only: the command's status is 130, as shells expect."""
     FENCED = 81
     """A newer attempt has taken the run's directory; this one wrote nothing more."""
     REFUSED = 82

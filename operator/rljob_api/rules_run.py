@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import Decimal
 
 from . import sizes as s
 from .expr import Expr, count, field, given, has, lift, when
@@ -11,7 +12,7 @@ from .names import CLIENT_PORT, DASHBOARD_PORT, GCS_PORT, PROGRESS_PORT
 from .pattern import Pattern, PatternError
 from .reasons import FAILURES
 from .rule import Clause, Rule, clause
-from .spec import RLJobSpec
+from .spec import LEAST_TEMPERATURE, RLJobSpec
 
 
 def _one_of(parent: str, *names: str) -> Clause:
@@ -116,7 +117,41 @@ def _failure_rules(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
             yield f"{path}.onMessagePattern", str(error)
 
 
+def _temperature(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
+    if Decimal(spec.generation.temperature) < Decimal(LEAST_TEMPERATURE):
+        found = spec.generation.temperature
+        yield "spec.generation.temperature", f"{found} is too small to divide by; at least {LEAST_TEMPERATURE} would do"
+
+
+def _agent_command(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
+    command = spec.environment.agent.command if spec.environment.agent is not None else []
+    for place, word in enumerate(command):
+        path = f"spec.environment.agent.command[{place}]"
+        if "\0" in word:
+            yield path, f"{word[:40]!r} has a null byte, with which no process can be started"
+        elif place == 0 and not word.strip():
+            yield path, f"{word[:40]!r} names no program; python would do"
+
+
 RUN_RULES: tuple[Rule, ...] = (
+    Rule(
+        "temperature",
+        "TemperatureInvalid",
+        "error",
+        "Training samples answers, and logits are divided by the temperature in float32; a small one makes them infinite.",
+        check=_temperature,
+        reads=frozenset({"spec.generation.temperature"}),
+        deviation="Megatron takes any number, and sampling fails.",
+    ),
+    Rule(
+        "agent-command",
+        "AgentCommandInvalid",
+        "error",
+        "The agent's command names a program, and no word of it has a null byte.",
+        check=_agent_command,
+        reads=frozenset({"spec.environment.agent.command"}),
+        deviation="Not Megatron's subject.",
+    ),
     Rule(
         "failure-rules",
         "FailureRulesInvalid",

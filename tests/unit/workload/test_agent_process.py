@@ -20,13 +20,14 @@ from rljob_workload.runtime import agent as module
 from rljob_workload.runtime import agent_guard
 from rljob_workload.runtime.agent import AgentError, AgentProcess
 
-#: Writes its process and a child's, and waits; SIGTERM is not heeded.
+#: Writes its process and two children's, and waits; SIGTERM is not heeded.
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 with open("{file}.new", "w") as file:
-    file.write(f"{{os.getpid()}} {{child.pid}} {{os.getppid()}}")
+    file.write(f"{{os.getpid()}} {{child.pid}} {{daemon.pid}} {{os.getppid()}}")
 os.rename("{file}.new", "{file}")
 time.sleep(600)
 """
@@ -58,7 +59,7 @@ class Seen:
 
 
 def processes(file: Path) -> list[psutil.Process]:
-    """Agent, its child and its guard, once they are there."""
+    """Agent, its child, one in a session of its own, and its guard, once they are there."""
     wait_for(file.exists)
     return [psutil.Process(int(number)) for number in file.read_text().split()]
 
@@ -95,14 +96,13 @@ def test_an_agent_that_heeds_nothing_is_killed_with_all_that_it_started(
     assert seen.failed == []
 
 
-def test_a_killed_guard_takes_the_agent_with_it_and_the_agent_is_started_again(
+def test_a_killed_guard_takes_all_with_it_and_the_agent_is_started_again(
     stubborn: tuple[Seen, AgentProcess, list[psutil.Process]],
 ) -> None:
-    seen, _, (agent, child, guard) = stubborn
-    guard.kill()
-    all_gone([agent])
+    seen, _, watched = stubborn
+    watched[-1].kill()
+    all_gone(watched)
     wait_for(lambda: seen.ended == ["the agent ended with its guard"])
-    child.kill()  # its parent is dead: under Ray the raylet, as the subreaper, ends it
 
 
 def test_a_killed_trainer_leaves_nothing(tmp_path: Path) -> None:
@@ -113,7 +113,8 @@ def test_a_killed_trainer_leaves_nothing(tmp_path: Path) -> None:
          "import subprocess, sys, time\n"
          "guard = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
          "time.sleep(600)",
-         sys.executable, "-I", "-S", agent_guard.__file__, sys.executable, "-c", STUBBORN.format(file=file)],
+         sys.executable, "-I", "-S", agent_guard.__file__, str(tmp_path / "log"),
+         sys.executable, "-c", STUBBORN.format(file=file)],
         start_new_session=True,
     )  # fmt: skip
     watched = processes(file)
@@ -130,6 +131,36 @@ def test_an_agent_that_only_ends_is_given_up_with_its_last_words(tmp_path: Path)
     text = str(seen.failed[0])
     assert "the agent ended with exit code 3, 3 times without having reported a rollout" in text
     assert "no model here" in text
+
+
+def test_exit_statuses_are_seen_also_where_the_trainer_ignores_its_childrens_ends(tmp_path: Path) -> None:
+    """Ray ignores SIGCHLD in its processes; an agent that runs tests would believe that all of them succeed."""
+    script = "import subprocess, sys; print('found', subprocess.run(['false']).returncode); sys.exit(3)"
+    ignoring = (
+        "import signal, subprocess, sys\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "guard = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "print(guard.stdout.read().decode())\n"
+    )
+    guard = [sys.executable, "-I", "-S", agent_guard.__file__, str(tmp_path / "log"), sys.executable, "-c", script]
+    said = subprocess.run([sys.executable, "-c", ignoring, *guard], capture_output=True, text=True, timeout=60, check=True)
+    assert '{"exit": 3}' in said.stdout
+    assert (tmp_path / "log").read_text() == "found 1\n"
+
+
+def test_an_agent_that_prints_without_end_leaves_a_bounded_log_with_its_last_words(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    script = (
+        f"print('first')\nfor _ in range({3 * agent_guard.LOG_BYTES // 2**20}): print('x' * (2**20 - 1))\nprint('last', end='')"
+    )
+    guard = [sys.executable, "-I", "-S", agent_guard.__file__, str(log), sys.executable, "-c", script]
+    with subprocess.Popen(guard, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert b'{"exit": 0}' in running.stdout.read()
+    assert log.read_bytes()[-5:] == b"\nlast"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["log", "log.1"]
+    assert all(one.stat().st_size <= agent_guard.LOG_BYTES for one in tmp_path.iterdir())
 
 
 def test_an_agent_that_gets_something_done_between_its_ends_is_started_again_and_again(tmp_path: Path) -> None:
@@ -149,6 +180,22 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert seen.over.wait(20)
     assert "no start" in str(seen.failed[0])
     assert "/no/such/agent" in str(seen.failed[0])
+
+
+def test_what_no_process_can_be_started_with_and_whatever_else_goes_wrong_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that keeps the agent does not just end: an agent would be waited for that is not there."""
+    seen = Seen()
+    seen.process(tmp_path, "-c", "nul\0byte").start()
+    assert seen.over.wait(20)
+    assert "the agent cannot be started: embedded null byte" in str(seen.failed[0])
+    odd = Seen()
+    agent = odd.process(tmp_path, "-c", "")
+    monkeypatch.setattr(agent, "_run", lambda *_: 1 / 0)
+    agent.start()
+    assert odd.over.wait(20)
+    assert "the agent cannot be kept: ZeroDivisionError" in str(odd.failed[0])
 
 
 def test_addresses_and_the_tokens_file_come_by_environment(tmp_path: Path) -> None:

@@ -170,6 +170,10 @@ def test_a_report_that_names_its_resume_has_the_prompts_of_then(tmp_path: Path, 
     ("changes", "words"),
     [
         ({"generation__temperature": "0"}, "spec.generation.temperature is 0"),
+        (
+            {"generation__temperature": "1e-39"},
+            "spec.generation.temperature is 1e-39; training samples answers, which needs at",
+        ),
         ({"algorithm__grpo__learningRate": "1e99"}, "spec.algorithm.grpo.learningRate is 1e99"),
         ({"algorithm__grpo__clipHigh": "1e99"}, "spec.algorithm.grpo.clipHigh is 1e99"),
         (

@@ -371,7 +371,7 @@ async def test_an_environment_that_raises_once_costs_a_try_and_no_prompt(make: A
     assert collector.counters()["skipped_names"] == {}
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1e308, 10**400])
 async def test_a_prompt_whose_reward_is_no_number_is_skipped_by_name_and_the_step_goes_on(make: Any, reward: float) -> None:
     collector = make()
     bad = collector._rollouts.expected(0)

@@ -17,7 +17,7 @@ import pytest
 from rljob_api.exitcodes import ExitCode
 from rljob_api.progress import Finished
 from rljob_workload.algorithm.batch import TrainStats
-from rljob_workload.core.due import Cause
+from rljob_workload.core.due import Cause, Decision, Due
 from rljob_workload.core.groups import StepInfo
 from rljob_workload.core.handover import Passage
 from rljob_workload.core.ledger import Ledger
@@ -224,6 +224,22 @@ def test_a_save_that_is_asked_for_when_training_has_just_ended_is_made_before_th
     world.during["commit 1"] = world.ask_save
     assert isinstance(world.run(), Finished)
     assert world.trace[2:10] == ["commit 1", "resume 1", "interrupt 2", "take 2", "sleep", *SAVE, "wake"]
+
+
+def test_a_save_that_is_asked_for_as_the_next_step_is_decided_is_made_once(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wish was part of that step's decision, and the save before the step has served it."""
+    world = make(checkpoint__everySteps=100)
+    decide, asked = Due.decide, []
+
+    def asked_just_before(due: Due, step: int) -> Decision:
+        if step == 3 and not asked:
+            asked.append(step)
+            world.ask_save()
+        return decide(due, step)
+
+    monkeypatch.setattr(Due, "decide", asked_just_before)
+    assert isinstance(world.run(), Finished)
+    assert world.saved() == ["step-000002-t000001", "step-000006-t000001"]
 
 
 def test_what_is_saved_already_is_not_saved_again(make: Any) -> None:

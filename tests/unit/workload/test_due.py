@@ -89,6 +89,19 @@ def test_a_decision_is_kept_whatever_happens_meanwhile() -> None:
         run.due.decide(1)
 
 
+def test_a_save_takes_its_own_causes_off_a_step_that_was_put_off_for_it() -> None:
+    run = life(every_steps=2, seconds=10)
+    run.clock.now += 10
+    run.due.ask_save()
+    assert run.due.decide(1).causes == (Cause.SECONDS, Cause.REQUEST)
+    run.due.begun()
+    assert not run.due.decide(1).save
+    run.due.ask_save()
+    assert run.due.decide(2).causes == (Cause.STEP, Cause.REQUEST)
+    run.due.begun()
+    assert run.due.decide(2).causes == (Cause.STEP,)
+
+
 @pytest.mark.parametrize(
     ("left", "causes", "urgent"),
     [

@@ -18,6 +18,7 @@ from ray.exceptions import GetTimeoutError, RayTaskError
 
 from rljob_api.exitcodes import ExitCode
 from rljob_api.progress import Finished
+from rljob_workload.core.due import Due, DueRules
 from rljob_workload.core.handover import HandoverError, HandoverTimeoutError
 from rljob_workload.core.source import SourceError
 from rljob_workload.megatron.errors import DeviceError, EngineError, EngineStepError, NonFiniteError, WeightsError, reason_of
@@ -26,6 +27,7 @@ from rljob_workload.runtime import driver as driver_module
 from rljob_workload.runtime import local
 from rljob_workload.runtime import run as run_module
 from rljob_workload.runtime.calls import Calls
+from rljob_workload.runtime.control import Control
 from rljob_workload.runtime.errors import CollectorFailedError, HungError, RunError, cause_line
 from rljob_workload.runtime.lastword import LastWord, watched
 from rljob_workload.runtime.launch import Actors
@@ -179,13 +181,52 @@ def test_sigterm_after_the_end_changes_nothing() -> None:
 
 def test_a_second_sigterm_sets_a_limit_to_the_end() -> None:
     limits: list[str] = []
-    stop = StopSignal(lambda: limits.append("at once"), lambda by: limits.append(f"{by}: save within the budget"))
+    stop = StopSignal(lambda by: limits.append(f"{by}: at once"), lambda by: limits.append(f"{by}: save within the budget"))
     with stop.installed(), stop.while_training(lambda: limits.append("asked")):
         os.kill(os.getpid(), signal.SIGTERM)
         assert limits == ["SIGTERM: save within the budget", "asked"]
         with pytest.raises(BaseException, match="SIGTERM"):
             os.kill(os.getpid(), signal.SIGTERM)
-    assert limits[2:] == ["at once"]
+    assert limits[2:] == ["SIGTERM: at once"]
+
+
+def test_ctrl_c_saves_and_says_so_and_a_second_one_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Driver:
+        def __init__(self, attempt: Any, progress: Any, stop: StopSignal, control: Control, **_: Any) -> None:
+            self.stop, self.control = stop, control
+
+        def run(self) -> Finished:
+            self.control.attach(Due(DueRules(100, 100), lambda: 0.0), 7, None)
+            with self.stop.while_training(self.control.ask_stop):
+                os.kill(os.getpid(), signal.SIGINT)
+                assert self.control.events.get(timeout=5) == "stop"
+                if again:
+                    os.kill(os.getpid(), signal.SIGINT)
+            raise RunError(ExitCode.STOPPED, f"stopped by {self.stop.by} after step 7, which was saved")
+
+    monkeypatch.setattr(driver_module, "Driver", Driver)
+    before = signal.getsignal(signal.SIGINT)
+    again = False
+    assert run(attempt_in(tmp_path)) == 130
+    assert failed(tmp_path) == (ExitCode.STOPPED, "stopped by Ctrl-C after step 7, which was saved")
+    errors = capfd.readouterr().err
+    assert "rljob: saving step 7, or the one that is being trained; Ctrl-C again ends at once\n" in errors
+    assert "exit status 130, in the report 80 (Stopped): stopped by Ctrl-C" in errors
+    again = True
+    assert run(attempt_in(tmp_path)) == 130
+    assert failed(tmp_path) == (ExitCode.STOPPED, "stopped by Ctrl-C a second time, before the save was done")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_background_command_stays_deaf_to_ctrl_c() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with StopSignal().installed():
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_rays_daemons_get_a_session_of_their_own() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from rljob_workload.data.tokenizer import BOS
 from rljob_workload.runtime.monitor import Monitor
-from rljob_workload.server import wire
+from rljob_workload.server import openai, wire
 from rljob_workload.server.desk import Desk
 from rljob_workload.server.errors import ServerError
 from rljob_workload.server.front import Front
@@ -87,6 +88,23 @@ async def test_several_prompts_of_one_request_have_their_answers_in_order(server
         (b"[" * 5000, None, "the body is not JSON"),
         (b'{"prompt": "1=", "temperature": NaN}', None, "NaN is not a number"),
         ([1], None, "the body must be a JSON object"),
+        (b'{"prompt": "1=", "temperature": 1' + b"0" * 400 + b"}", "temperature", "is no number from 0 to 100"),
+        (b'{"prompt": "1=", "top_p": 1e400}', "top_p", "inf is no number from 0 to 1"),
+        (b'{"prompt": "1=", "seed": 1' + b"0" * 5000 + b"}", None, "the body is not JSON"),
+        ({"prompt": "1\ud800"}, "prompt", "is no character"),
+        ({"prompt": "1=", "stop": "\udc80"}, "stop", "is no character"),
+        ({"prompt": None, "prompt_token_ids": None}, "prompt", "is missing"),
+        (
+            {"prompt": "1=", "temperature": 1e-300},
+            "temperature",
+            "1e-300 is too small to divide by; 0 (greedy) or at least 0.0001",
+        ),
+        ({"prompt": "1=", "temperature": 1e-39}, "temperature", "1e-39 is too small"),
+        ({"prompt": "1=", "top_p": 1e-46}, "top_p", "leaves no token"),
+        ({"prompt": "1=", "best_of": True}, "best_of", "True is not supported; 1 is"),
+        ({"prompt": "1=", "echo": 0}, "echo", "0 is not supported; False is"),
+        ({"prompt": "1=", "stream_options": []}, "stream_options", "must be an object"),
+        ({"prompt": "1=", "stream_options": {"include_usage": 1}}, "stream_options", "include_usage: 1 is not true or false"),
         ({}, "prompt", "is missing"),
         ({"prompt": ""}, "model", ""),
         ({"prompt": "12a="}, "prompt", "'a' is not in the model's alphabet"),
@@ -124,6 +142,12 @@ async def test_what_the_engine_could_not_do_is_refused_at_the_front(
     assert words in answer["error"]["message"]
     assert (answer["error"]["type"], answer["error"]["param"]) == ("invalid_request_error", param)
     assert server.engine.seen == []
+
+
+async def test_null_is_the_same_as_nothing(server: Served) -> None:
+    names = sorted(openai.SERVED["completions"] | openai.IGNORED | set(openai.NEUTRAL))
+    status, answer = await post(server, dict.fromkeys(names) | {"prompt": "123="})
+    assert (status, answer["choices"][0]["text"]) == (200, "123")
 
 
 async def test_a_wrong_token_a_wrong_path_and_a_wrong_method_have_their_status(server: Served) -> None:
@@ -236,6 +260,56 @@ async def test_a_client_that_says_nothing_is_hung_up_on(server: Served, monkeypa
     assert b" 408 " in answer
     writer.close()
     assert (await post(server, {"prompt": "1="}))[0] == 200
+
+
+async def test_a_second_request_has_no_more_time_for_its_head_than_the_first(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "HEAD_SECONDS", 0.2)
+    address = urlsplit(server.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(f"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\nGET /v1/mo".encode())
+    assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n"), 10)
+    writer.write(b"dels HTTP/1.1\r\n")  # and never the rest of the second head
+    await asyncio.wait_for(reader.read(), 10)  # its end
+    writer.close()
+
+
+async def test_strangers_hold_no_connections_and_fill_no_log(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever they send: each is answered once and hung up on."""
+    address = urlsplit(server.url)
+    get = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n"
+    for sent, status in (
+        (get + b"\r\n", b" 401 "),
+        (get + b"Authorization: Bearer \xff\xfe\r\n\r\n", b" 401 "),
+        (get + b"Authorization: Bearer t\xc3\xb6k\r\n\r\n", b" 401 "),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}", b" 401 "),
+        (b"\x16\x03\x01 no HTTP at all\r\n\r\n", b" 400 "),
+        (b"GET / HTTP/9.9\r\nHost: x\r\nContent-Length: -1\r\n\r\n", b" 400 "),
+    ):
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write(sent)
+        answer = await asyncio.wait_for(reader.read(), 10)  # to the end: the server closes
+        assert status in answer.split(b"\r\n")[0], sent
+        writer.close()
+    await until(lambda: not server.front._listeners._servers[0]._open)
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG and record.name != "asyncio"] == []
+
+
+async def test_a_body_in_pieces_that_do_not_fit_and_a_compressed_one_are_the_clients_mistake(
+    server: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    status, answer = await post(server, b"no gzip", headers=ALLOWED | {"Content-Encoding": "gzip"})
+    assert (status, "send the body uncompressed" in answer["error"]["message"]) == (415, True)
+    address = urlsplit(server.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    writer.write(head.encode())
+    await until(lambda: not server.front._listeners._servers[0]._silent)
+    writer.write(b"zz\r\n{}\r\n")
+    assert b" 400 " in await asyncio.wait_for(reader.readuntil(b"\r\n"), 10)
+    writer.close()
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG and record.name != "asyncio"] == []
 
 
 async def test_each_replica_has_a_port_of_its_own(tmp_path: Path) -> None:

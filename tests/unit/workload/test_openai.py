@@ -44,8 +44,8 @@ def test_whatever_is_asked_is_refused_by_name_or_can_be_answered(
     assert ask.prompts
     assert 1 <= len(ask.prompts) * ask.n <= openai.MOST_ANSWERS
     assert 1 <= ask.sampling.new_tokens <= own.most_new_tokens
-    assert 0 < ask.sampling.temperature <= 100
-    assert 0 < ask.sampling.top_p <= 1
+    assert openai.LEAST_TEMPERATURE <= ask.sampling.temperature <= 100
+    assert openai.LEAST_TOP_P <= ask.sampling.top_p <= 1
     assert all(ask.sampling.stop)
     for prompt in ask.prompts:
         assert 1 <= len(prompt) <= own.sequence - ask.sampling.new_tokens

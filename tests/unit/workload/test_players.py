@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import aiohttp
 import pytest
 import yaml
 
+from rljob_workload.algorithm.advantages import LARGEST_REWARD
 from rljob_workload.algorithm.batch import Request
 from rljob_workload.core.collecting import CollectorState
 from rljob_workload.core.slices import SliceGoal
@@ -41,7 +43,10 @@ class Rank(FakeRank):
 
     async def remote(self, requests: list[Request], goal: SliceGoal) -> Any:
         self.asked += requests
-        return await super().remote(requests, goal)
+        answered = await super().remote(requests, goal)
+        if self.held and not answered.answers:
+            await asyncio.sleep(0.001)  # as a slice takes time: a loop of empty ones would hold the lock nearly always
+        return answered
 
 
 @dataclass
@@ -226,6 +231,42 @@ async def test_a_turn_whose_client_vanishes_leaves_the_rollout_as_it_was(tmp_pat
         assert again[1]["choices"] == answer["choices"], "an answer that was lost on its way is told again"
         assert len(play.rank.asked) == asked, "and not generated anew"
         assert (await play.result(rollout, reward=1.0))[0] == 200
+
+
+async def test_a_result_that_is_told_again_is_accepted_again_and_counts_once(tmp_path: Path) -> None:
+    """An agent whose answer was lost must be able to tell a rollout that counts from one that was given up."""
+    async with playing(tmp_path) as play:
+        rollouts = await play.next()
+        first, second, third, fourth = rollouts
+        assert (await play.turn(first))[0] == (await play.turn(second))[0] == 200
+        assert await play.result(first, reward=1.0, correct=True) == (200, {"accepted": True})
+        assert await play.result(first, reward=1.0, correct=True) == (200, {"accepted": True}), "its group is open"
+        assert (await play.result(first, reward=0.0))[0] == 410, "another verdict comes too late"
+        assert (await play.result(second, reward=0.0))[0] == 200
+        for rollout, verdict in ((first, {"reward": 1.0, "correct": True}), (second, {"reward": 0, "correct": None})):
+            assert await play.result(rollout, **verdict) == (200, {"accepted": True}), "its group is complete"
+        assert play.collector._players is not None
+        assert play.collector._players.reports == 2
+        assert (await play.turn(third))[0] == 200
+        assert (await play.result(third, reward=1.0))[0] == 200
+        for _ in range(2):
+            assert (await play.result(fourth, error="the tool\nis \ud800 down"))[0] == 200
+        status, answer = await play.result(third, reward=1.0)
+        assert status == 410, "it was given up with its group"
+        assert "the agent said: the tool is" in answer["error"]["message"]
+        assert [one["id"] for one in await play.next() if one["id"][0] == "1"] == ["1.1.0", "1.1.1"], "one try is lost, not two"
+
+
+async def test_a_reward_that_cannot_be_computed_with_is_refused(tmp_path: Path) -> None:
+    async with playing(tmp_path) as play:
+        (rollout, *_) = await play.next()
+        await play.turn(rollout)
+        for reward in (1e308, -1e31, 10**400, 1e999):
+            status, answer = await play.result(rollout, reward=reward)
+            assert status == 400
+            word = "Infinity is not a number" if reward == math.inf else "is no number from -1e+30 to 1e+30"
+            assert word in answer["error"]["message"]
+        assert (await play.result(rollout, reward=LARGEST_REWARD))[0] == 200
 
 
 async def test_validation_is_played_greedily_between_two_steps(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 #: Keeps a group of nearly equal rewards from blowing up.
 EPSILON = 1e-4
+#: A reward's magnitude: squares of twice as much are far from overflowing, and it is a number in float32.
+LARGEST_REWARD = 1e30
 
 
 def group_advantages(rewards: Sequence[float]) -> list[float]:

@@ -31,6 +31,10 @@ class RolloutBusyError(Exception):
     """A rollout takes one turn at a time, and ends between two of them."""
 
 
+#: What an agent said of a rollout: reward and correctness, or why there are none.
+Verdict = tuple[float, bool] | str
+
+
 class Purpose(StrEnum):
     """What a rollout is for."""
 
@@ -82,6 +86,8 @@ class AgentRollouts:
         self._waiting: dict[Purpose, deque[AgentRollout]] = {Purpose.VALIDATE: deque(), Purpose.TRAIN: deque()}
         self._load = [0] * replicas
         self._ended: dict[str, str] = {}
+        #: Of those that an agent ended, what it said; of those that were given up, nothing.
+        self._verdicts: dict[str, Verdict] = {}
 
     # ---- begin ------------------------------------------------------------------------------
 
@@ -142,6 +148,18 @@ class AgentRollouts:
             raise RolloutOverError(f"rollout {name} is over: {self._ended[name]}")
         raise RolloutUnknownError(f"there is no rollout {name}; GET /v1/rollouts/next gives one")
 
+    def repeats(self, name: str, verdict: Verdict) -> bool:
+        """Whether this very verdict was accepted and still holds: its answer may have been lost on its way."""
+        rollout = self._open.get(name)
+        if rollout is not None:
+            return rollout.reported and verdict == (rollout.reward, rollout.correct)
+        return self._verdicts.get(name) == verdict
+
+    def accept_error(self, name: str, why: str) -> None:
+        """A rollout is over because its agent said so."""
+        if name in self._ended:
+            self._verdicts[name] = why
+
     def report(self, name: str, reward: float, *, correct: bool) -> Reported | None:
         """The agent's verdict on its rollout; a value when that completes a group.
 
@@ -156,12 +174,13 @@ class AgentRollouts:
             )
         rollout.reward, rollout.correct = reward, correct
         if rollout.purpose is Purpose.VALIDATE:
-            self._end(rollout, f"it was reported with reward {reward:g}")
+            self._end(rollout, f"it was reported with reward {reward:g}", (reward, correct))
             return None
         group = self._groups[rollout.tag]
         if not all(other.reported for other in group):
             return None
-        self.close_group(rollout.tag, "its group is complete")
+        for other in self._groups.pop(rollout.tag):
+            self._end(other, f"it was reported with reward {other.reward:g}", (other.reward or 0.0, other.correct))
         answers = tuple(other.trajectory.as_answer(other.tag) for other in group)
         return Reported(answers, tuple((other.reward or 0.0, other.correct) for other in group))
 
@@ -192,12 +211,16 @@ class AgentRollouts:
         """Rollouts that an agent has and has not reported."""
         return [one for one in self._open.values() if one.replica is not None and not one.reported]
 
-    def _end(self, rollout: AgentRollout, why: str) -> int | None:
+    def _end(self, rollout: AgentRollout, why: str, verdict: Verdict | None = None) -> int | None:
         if self._open.pop(rollout.id, None) is None:
             return None
         if rollout.replica is not None:
             self._load[rollout.replica] -= 1
         self._ended[rollout.id] = why
+        if verdict is not None:
+            self._verdicts[rollout.id] = verdict
         if len(self._ended) > REMEMBERED:
-            del self._ended[next(iter(self._ended))]
+            oldest = next(iter(self._ended))
+            del self._ended[oldest]
+            self._verdicts.pop(oldest, None)
         return rollout.turn

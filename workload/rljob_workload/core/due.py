@@ -94,6 +94,7 @@ class Due:
     def begun(self) -> None:
         """The newest state is being saved: whoever has asked for a save until now has it."""
         self._saved_at = self._clock()
+        self._drop(Cause.SECONDS)
         self.served()
 
     def took(self, seconds: float) -> None:
@@ -108,11 +109,16 @@ class Due:
     def served(self) -> None:
         """The newest state is saved: whoever asked for a save has it. A wanted end stays wanted."""
         self._save_wanted = False
+        # A step that was decided and then put off must not save for a wish that has been served in between.
+        self._drop(Cause.REQUEST)
+
+    def _drop(self, cause: Cause) -> None:
+        self._latched = Decision(self._latched.step, tuple(one for one in self._latched.causes if one is not cause))
 
     # ---- decisions --------------------------------------------------------------------------
 
     def decide(self, step: int) -> Decision:
-        """The decision for a step, taken when it is first asked for and the same from then on."""
+        """The decision for a step, taken when it is first asked for. From then on it only loses what a save has served."""
         if step < self._latched.step:
             raise ValueError(f"step {step} was decided before step {self._latched.step}")
         if step > self._latched.step:

@@ -1,11 +1,12 @@
 """The agent's process: started by the collector, started again when it ends, and what ends the attempt when that is no use.
 
 What it needs to know it gets by environment: the servers' URLs and the file with the token. Nothing secret stands in its
-arguments. Its output goes to a log of its own in the run's directory.
+arguments. Its output goes to a log of its own in the run's directory, the newest 32 to 64 MiB of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -86,8 +88,11 @@ class AgentProcess:
     def _keep(self) -> None:
         try:
             self._keep_running()
-        except OSError as err:
-            self._failed(AgentError(f"the agent cannot be started: {err}"))
+        except (OSError, ValueError) as err:
+            self._failed(AgentError(f"the agent cannot be started: {err} (environment.agent.command {self._command})"))
+        except Exception as err:  # the thread's end would be nobody's: an agent is waited for that is not there
+            log.exception("the agent cannot be kept")
+            self._failed(AgentError(f"the agent cannot be kept: {type(err).__name__}: {err}"))
 
     def _keep_running(self) -> None:
         useless = 0
@@ -111,7 +116,7 @@ class AgentProcess:
             if self._closing:
                 return None
             self._guard = guard = subprocess.Popen(  # noqa: S603 - our own file, an argument list
-                [sys.executable, "-I", "-S", agent_guard.__file__, *self._command],
+                [sys.executable, "-I", "-S", agent_guard.__file__, str(self._log_file), *self._command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
@@ -129,12 +134,35 @@ class AgentProcess:
         with self._lock:
             if self._closing:
                 return None
+        if "exit" not in said and "error" not in said:
+            self._end_what_is_left()
         if "error" in said:
             return f"no start ({said['error']})"
         return f"exit code {said['exit']}" if "exit" in said else "its guard"
+
+    def _end_what_is_left(self) -> None:
+        """The guard was killed, so nobody else ends what the agent had started: it is known by the environment it inherited."""
+        mark = f"\0{names.ENV_SERVER_URLS}={self._environment[names.ENV_SERVER_URLS]}\0".encode()
+        deadline = time.monotonic() + 1.0
+        while (left := _with_environment(mark)) and time.monotonic() < deadline:
+            for process in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            time.sleep(0.005)  # they end, or had just started others
 
     def _last_words(self) -> str:
         with self._log_file.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
         return f"its last line in {self._log_file}: {lines[-1][:300]}" if lines else f"{self._log_file} is empty"
+
+
+def _with_environment(mark: bytes) -> list[int]:
+    """Processes that were started with a variable; not those that only wait to be waited for."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):  # it ended, or is somebody else's
+                if mark in b"\0" + (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+    return found

@@ -89,6 +89,11 @@ class Control:
         with self._changed:
             self._due, self._version, self._newest = due, version, newest
 
+    @property
+    def version(self) -> int:
+        """Steps behind the weights. Read in signal handlers too: no lock here."""
+        return self._version
+
     def stepped(self, version: int) -> None:
         """So many steps are behind the weights."""
         self._version = version

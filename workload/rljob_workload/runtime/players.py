@@ -110,6 +110,8 @@ class Players:
 
     def report(self, name: str, reward: float, *, correct: bool) -> None:
         """The agent's verdict; with the last one of a group, the group is judged."""
+        if self._rollouts.repeats(name, (reward, correct)):
+            return
         rollout = self._rollouts.get(name)
         done = self._rollouts.report(name, reward, correct=correct)
         self._reports += 1
@@ -125,7 +127,9 @@ class Players:
 
     def give_up(self, name: str, why: str) -> None:
         """The agent cannot end it: its group has failed, or its validation prompt."""
-        self._fail(self._rollouts.get(name), why)
+        if not self._rollouts.repeats(name, why):
+            self._fail(self._rollouts.get(name), why)
+            self._rollouts.accept_error(name, why)
 
     def agent_ended(self, why: str) -> None:
         """The agent's process is gone, and with it what it had taken."""

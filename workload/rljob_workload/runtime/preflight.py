@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rljob_api.exitcodes import ExitCode
 from rljob_api.layout import shape_of
-from rljob_api.spec import RLJobSpec
+from rljob_api.spec import LEAST_TEMPERATURE, RLJobSpec
 from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.huggingface.pretrained import PretrainedError, architecture_of, describe, find_weights
 from rljob_workload.runtime.errors import RunError
@@ -61,10 +61,11 @@ def check_settings(spec: RLJobSpec) -> None:
     for path, value in decimals.items():
         if abs(Decimal(value)) > LARGEST:
             raise RunError(ExitCode.INVALID_SPEC, f"spec.{path} is {value}; at most {LARGEST} can be computed with")
-    if Decimal(spec.generation.temperature) <= 0:
+    if Decimal(spec.generation.temperature) < Decimal(LEAST_TEMPERATURE):
         raise RunError(
             ExitCode.INVALID_SPEC,
-            f"spec.generation.temperature is {spec.generation.temperature}; training samples answers, which needs more than 0",
+            f"spec.generation.temperature is {spec.generation.temperature}; training samples answers, which needs at least "
+            f"{LEAST_TEMPERATURE}",
         )
     shape = shape_of(spec.model)
     if shape is not None and spec.model.hugging_face is None and (width := shape.hidden_size // shape.attention_heads) % 2:

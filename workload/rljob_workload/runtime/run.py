@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import signal
 import sys
 import time
@@ -22,7 +23,7 @@ from rljob_workload.runtime.lastword import LastWord, watched
 from rljob_workload.runtime.logs import FORMAT, close_files, log_to_file
 from rljob_workload.runtime.progress import Progress, ProgressServer, utc_now
 from rljob_workload.runtime.settings import Attempt, check_versions
-from rljob_workload.runtime.stop import StoppedError, StopSignal, stop_behind
+from rljob_workload.runtime.stop import CTRL_C, INTERRUPTED_STATUS, StoppedError, StopSignal, stop_behind
 
 log = logging.getLogger("rljob.driver")
 
@@ -52,8 +53,10 @@ def execute(
     try:
         log_to_file(attempt.directory / "logs" / f"driver-attempt-{attempt.number:06d}.log")
         progress = Progress(_first_report(attempt), mirror)
-        last = LastWord(lambda code, message: _last_report(progress, code, message, print_report=linger_seconds > 0))
-        stop = _stop_signal(attempt, last)
+        last = LastWord(
+            lambda code, message: _status(stop, _last_report(progress, code, message, print_report=linger_seconds > 0))
+        )
+        stop = _stop_signal(attempt, last, lambda: _answer_ctrl_c(control))
         control = Control(stop)
         server = _serve(attempt, progress, control, access, host, port)
     except (OSError, RunError) as err:
@@ -118,17 +121,26 @@ def _serve(attempt: Attempt, progress: Progress, control: Control, access: Acces
     return server
 
 
-def _stop_signal(attempt: Attempt, last: LastWord) -> StopSignal:
+def _stop_signal(attempt: Attempt, last: LastWord, told: Callable[[], None]) -> StopSignal:
     seconds = float(attempt.spec.deadlines.save_seconds)
     return StopSignal(
-        lambda: last.overdue(ExitCode.STOPPED, "stopped by SIGTERM without finishing the step"),
+        lambda by: last.overdue(ExitCode.STOPPED, f"stopped by {by} without finishing the step"),
         lambda by: last.overdue(
             ExitCode.STOPPED,
             f"stopped by {by}; the step under way was not saved within {seconds:g} s (deadlines.saveSeconds), so the "
             "checkpoint before it stands",
             seconds,
         ),
+        told,
     )
+
+
+def _answer_ctrl_c(control: Control) -> None:
+    """One line at once, since the save takes a moment. From within a signal handler: neither the log nor a buffer, whose
+    locks the interrupted code may hold."""
+    step = control.version
+    what = f"saving step {step}, or the one that is being trained" if step else "ending after the step that is being trained"
+    os.write(2, f"\nrljob: {what}; Ctrl-C again ends at once\n".encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +176,7 @@ def _attempted(run: _Run) -> int:
             stop.over()
             run.control.close()
     except RunError as err:
-        return _failed(progress, err.code, str(err))
+        return _failed(progress, err.code, str(err), stop)
     except SystemExit as err:
         # Ray's own handler, while Ray starts and before ours is back.
         if err.code != signal.SIGTERM:
@@ -173,8 +185,9 @@ def _attempted(run: _Run) -> int:
     except StoppedError as err:
         return _stopped(run, err)
     except KeyboardInterrupt:
-        _failed(progress, ExitCode.STOPPED, "stopped by Ctrl-C; the same command goes on from the newest checkpoint")
-        return 130  # what a shell expects of an interrupted command
+        # Python's own handler, where ours is not in place.
+        _stopped(run, StoppedError(CTRL_C))
+        return INTERRUPTED_STATUS
     except Exception as err:
         if signalled := stop_behind(err):
             return _stopped(run, signalled)
@@ -185,9 +198,16 @@ def _attempted(run: _Run) -> int:
 
 
 def _stopped(run: _Run, signalled: StoppedError) -> int:
-    """SIGTERM where nothing can be saved."""
-    when = "a second time, before the save was done" if run.stop.asked else "before a step was under way"
-    return _failed(run.progress, ExitCode.STOPPED, f"stopped by {signalled} {when}")
+    """A signal where nothing can be saved, or nothing more."""
+    by = str(signalled)
+    again = "a second time, " if run.stop.by == by else ""
+    when = f"{again}before the save was done" if run.stop.asked else "before a step was under way"
+    return _failed(run.progress, ExitCode.STOPPED, f"stopped by {by} {when}", run.stop)
+
+
+def _status(stop: StopSignal, code: int) -> int:
+    """The process's status for an exit code."""
+    return INTERRUPTED_STATUS if code == ExitCode.STOPPED and stop.interrupted else code
 
 
 def _drive(run: _Run) -> Finished:
@@ -228,10 +248,13 @@ def _last_report(progress: Progress, code: ExitCode, message: str, *, print_repo
     return status
 
 
-def _failed(progress: Progress, code: ExitCode, message: str) -> int:
+def _failed(progress: Progress, code: ExitCode, message: str, stop: StopSignal | None = None) -> int:
+    """Report it and return the process's status."""
     progress.update(phase="Failed", failed=Failed(exit_code=int(code), message=message[:2048]))
-    log.error("exit code %s: %s", describe(int(code)), message)
-    return int(code)
+    status = _status(stop, int(code)) if stop is not None else int(code)
+    said = "exit code" if status == code else f"exit status {status}, in the report"
+    log.error("%s %s: %s", said, describe(int(code)), message)
+    return status
 
 
 def _volume_or_port(err: OSError | RunError) -> tuple[ExitCode, str]:

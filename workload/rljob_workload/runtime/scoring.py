@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rljob_workload.algorithm.advantages import LARGEST_REWARD
 from rljob_workload.core.groups import Group
 from rljob_workload.environments.base import Environment
 from rljob_workload.runtime.errors import HungError
@@ -59,8 +60,10 @@ class Scorer:
         except Exception as err:
             raise ScoreError(f"the environment raised {type(err).__name__}: {err}") from err
         for score in scores:
-            if not abs(score.reward) < float("inf"):
-                raise ScoreError(f"the environment's reward is {score.reward}")
+            if not abs(score.reward) <= LARGEST_REWARD:
+                raise ScoreError(
+                    f"the environment's reward is {str(score.reward)[:40]}; at most {LARGEST_REWARD:g} can be computed with"
+                )
         return [(float(score.reward), bool(score.correct)) for score in scores]
 
     async def score_in_thread(self, group: Group, expected: str) -> Scores:

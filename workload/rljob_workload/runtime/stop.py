@@ -1,4 +1,4 @@
-"""SIGTERM and its like over HTTP: save what is there and leave; at once where there is nothing to save."""
+"""SIGTERM, Ctrl-C and their like over HTTP: save what is there and leave; at once where there is nothing to save."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+#: What a person's interrupt (SIGINT) is called in messages.
+CTRL_C = "Ctrl-C"
+#: The status that a shell expects of an interrupted command.
+INTERRUPTED_STATUS = 130
+
 
 class StoppedError(BaseException):
-    """SIGTERM arrived where nothing is under way. Not an Exception: nothing in between may handle it."""
+    """A signal arrived where nothing is under way. Not an Exception: nothing in between may handle it."""
 
 
 def stop_behind(err: BaseException) -> StoppedError | None:
@@ -34,15 +39,22 @@ class StopSignal:
     """Whether the attempt was asked to end.
 
     `at_once` is called when it shall end without finishing what is under way, `budget` when it was asked to save and end:
-    from then on it has so much time, and no more.
+    from then on it has so much time, and no more. Both are told by what. `told` answers a person's Ctrl-C, in the handler.
     """
 
-    def __init__(self, at_once: Callable[[], None] | None = None, budget: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        at_once: Callable[[str], None] | None = None,
+        budget: Callable[[str], None] | None = None,
+        told: Callable[[], None] | None = None,
+    ) -> None:
         self._by = ""
         self._over = False
         self._listening = False
         self._at_once = at_once
         self._budget = budget
+        self._told = told
+        self._interrupted = False
         self._ask: Callable[[], None] | None = None
 
     @property
@@ -52,8 +64,13 @@ class StopSignal:
 
     @property
     def by(self) -> str:
-        """What asked first: `SIGTERM` or `a control request`."""
+        """What asked first: `SIGTERM`, `Ctrl-C` or `a control request`."""
         return self._by
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it is a Ctrl-C that the attempt ends by."""
+        return self._interrupted
 
     @contextmanager
     def while_training(self, ask: Callable[[], None]) -> Iterator[None]:
@@ -66,22 +83,26 @@ class StopSignal:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Listen to SIGTERM (in the main thread only; elsewhere Python allows no handlers)."""
+        """Listen to SIGTERM and Ctrl-C (in the main thread only; elsewhere Python allows no handlers)."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = signal.getsignal(signal.SIGTERM)
+        previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         self.listen()
         try:
             yield
         finally:
             self._listening = False
-            signal.signal(signal.SIGTERM, previous)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
     def listen(self) -> None:
-        """Take SIGTERM over from whoever has it."""
+        """Take SIGTERM and Ctrl-C over from whoever has them."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._arrived)
+            # A shell without job control starts a background command deaf to Ctrl-C, which is meant for another one.
+            if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+                signal.signal(signal.SIGINT, self._arrived)
             self._listening = True
 
     def over(self) -> None:
@@ -111,9 +132,14 @@ class StopSignal:
         return True
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if self._over or (not self._by and self._asks(name)):
+        name = CTRL_C if number == signal.SIGINT else signal.Signals(number).name
+        if self._over:
+            return
+        self._interrupted = name == CTRL_C
+        if not self._by and self._asks(name):
+            if self._interrupted and self._told is not None:
+                self._told()
             return
         if self._at_once is not None:
-            self._at_once()
+            self._at_once(name)
         raise StoppedError(name)

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from rljob_workload.algorithm.advantages import LARGEST_REWARD
 from rljob_workload.algorithm.batch import Answer
 from rljob_workload.core.agents import (
     AgentRollout,
@@ -68,11 +69,11 @@ class Agents(Protocol):
         ...
 
     def report(self, name: str, reward: float, *, correct: bool) -> None:
-        """The agent's verdict; wakes who waits for it. Raises as `get` does, and RolloutBusyError."""
+        """The agent's verdict, or the same again; wakes who waits for it. Raises as `get` does, and RolloutBusyError."""
         ...
 
     def give_up(self, name: str, why: str) -> None:
-        """The agent cannot end it. Raises as `get` does."""
+        """The agent cannot end it, or says so again. Raises as `get` does."""
         ...
 
 
@@ -156,7 +157,7 @@ class Front:
 
     def _authorise(self, authorization: str) -> None:
         scheme, _, given = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token):
+        if scheme.lower() != "bearer" or not hmac.compare_digest(_raw(given.strip()), self._token):
             word = "send the run's token: Authorization: Bearer TOKEN" if not given.strip() else "the token is not this run's"
             raise ApiError(HTTPStatus.UNAUTHORIZED, word, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
@@ -279,17 +280,26 @@ class Front:
         if unknown := next((key for key in body if key not in ("reward", "correct", "error")), None):
             raise bad(f"{unknown[:80]}: unknown; a result has reward and correct, or error", unknown[:80])
         if (error := body.get("error")) is not None:
+            said = " ".join(_raw(str(error)).decode(errors="replace").split())[:300]  # a line of a log
             with self._monitor.changing():
-                agents.give_up(name, f"the agent said: {str(error)[:300]}")
+                agents.give_up(name, f"the agent said: {said}")
             return answer({"accepted": True})
-        reward, correct = body.get("reward"), body.get("correct", False)
-        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
-            raise bad(f"reward: {str(reward)[:40]} is not a finite number", "reward")
-        if not isinstance(correct, bool):
+        reward, correct = body.get("reward"), body.get("correct")
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not -LARGEST_REWARD <= reward <= LARGEST_REWARD:
+            raise bad(
+                f"reward: {str(reward)[:40]} is no number from {-LARGEST_REWARD:g} to {LARGEST_REWARD:g}",
+                "reward",
+            )
+        if correct is not None and not isinstance(correct, bool):
             raise bad(f"correct: {str(correct)[:40]} is not true or false", "correct")
         with self._monitor.reading():
-            agents.report(name, float(reward), correct=correct)
+            agents.report(name, float(reward), correct=bool(correct))
         return answer({"accepted": True})
+
+
+def _raw(text: str) -> bytes:
+    """The bytes of a text that may hold what is no character."""
+    return text.encode(errors="surrogatepass")
 
 
 def _read_token(path: str) -> bytes:

@@ -6,11 +6,11 @@ that nobody believes that something has an effect which has none. Nothing that a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rljob_api import spec
 from rljob_workload.algorithm.batch import Answer, Sampling
 from rljob_workload.core.trajectory import Message, Trajectory, TurnError
 from rljob_workload.server.errors import bad
@@ -45,6 +45,10 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_ANSWERS = 128
 MOST_STOPS = 16
 _SEEDS = 2**63
+#: Logits are divided by the temperature in float32, where a smaller one could make them infinite. 0 is greedy.
+LEAST_TEMPERATURE = float(spec.LEAST_TEMPERATURE)
+#: A smaller one could be 0 in float32, which an engine takes for `no limit`.
+LEAST_TOP_P = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +68,12 @@ class Limits:
     def encode(self, text: str, param: str) -> tuple[int, ...]:
         """Tokens of a text, without the begin token. Raises ApiError."""
         try:
+            text.encode()  # JSON may hold half a surrogate pair
             return tuple(self.tokenizer.tokenize(text))
         except KeyError as err:
             raise bad(f"{param}: {err.args[0]!r} is not in the model's alphabet", param) from None
+        except UnicodeEncodeError as err:
+            raise bad(f"{param}: {text[err.start]!r} is no character", param) from None
 
     @property
     def begin(self) -> tuple[int, ...]:
@@ -94,6 +101,7 @@ class Ask:
 def read(kind: str, body: Mapping[str, Any], limits: Limits, trajectory: Trajectory | None = None) -> Ask:
     """Check a request. `trajectory`: of the rollout that it is a turn of. Raises ApiError naming the field."""
     _known(kind, body)
+    body = {name: value for name, value in body.items() if value is not None}  # clients send null for what they leave out
     model = body.get("model", limits.model)
     if model != limits.model:
         raise bad(f"model: {str(model)[:80]!r} is not served; {limits.model!r} is", "model")
@@ -105,7 +113,7 @@ def read(kind: str, body: Mapping[str, Any], limits: Limits, trajectory: Traject
         raise bad(f"{len(prompts)} prompts with n {n} are {len(prompts) * n} answers; at most {MOST_ANSWERS}", "n")
     longest = max(map(len, prompts))
     sampling = _sampling(body, limits, longest)
-    options = body.get("stream_options") or {}
+    options = body.get("stream_options", {})
     if not isinstance(options, Mapping):
         raise bad("stream_options: must be an object", "stream_options")
     return Ask(
@@ -114,7 +122,7 @@ def read(kind: str, body: Mapping[str, Any], limits: Limits, trajectory: Traject
         n,
         sampling,
         stream=_flag(body, "stream"),
-        stream_usage=bool(options.get("include_usage", False)),
+        stream_usage=_flag(options, "include_usage", "stream_options"),
         logprobs=_logprobs(kind, body),
         token_ids=_flag(body, "return_token_ids"),
         text=text,
@@ -128,7 +136,7 @@ def _known(kind: str, body: Mapping[str, Any]) -> None:
             continue
         if name not in NEUTRAL:
             raise bad(f"{name[:80]}: unknown parameter of {kind}", name[:80])
-        if value not in NEUTRAL[name]:
+        if not any(value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in NEUTRAL[name]):
             raise bad(f"{name}: {str(value)[:80]} is not supported; {NEUTRAL[name][-1]!r} is", name)
 
 
@@ -231,9 +239,14 @@ def _sampling(body: Mapping[str, Any], limits: Limits, longest: int) -> Sampling
             name,
         )
     temperature = _number(body, "temperature", limits.temperature, 0.0, 100.0)
+    if 0.0 < temperature < LEAST_TEMPERATURE:
+        raise bad(
+            f"temperature: {temperature:g} is too small to divide by; 0 (greedy) or at least {LEAST_TEMPERATURE:g} would do",
+            "temperature",
+        )
     top_p = _number(body, "top_p", 1.0, 0.0, 1.0)
-    if top_p == 0.0:
-        raise bad("top_p: 0 leaves no token; temperature 0 takes the likeliest", "top_p")
+    if top_p < LEAST_TOP_P:
+        raise bad(f"top_p: {top_p:g} leaves no token; temperature 0 takes the likeliest", "top_p")
     seed = None if body.get("seed") is None else _integer(body, "seed", 0, -_SEEDS, _SEEDS - MOST_ANSWERS)
     return Sampling(
         new,
@@ -277,10 +290,11 @@ def _logprobs(kind: str, body: Mapping[str, Any]) -> bool:
     return given is not None
 
 
-def _flag(body: Mapping[str, Any], name: str) -> bool:
+def _flag(body: Mapping[str, Any], name: str, inside: str | None = None) -> bool:
     value = body.get(name)
     if value is not None and type(value) is not bool:
-        raise bad(f"{name}: {str(value)[:40]} is not true or false", name)
+        where = f"{inside}.{name}" if inside else name
+        raise bad(f"{where}: {str(value)[:40]} is not true or false", inside or name)
     return bool(value)
 
 
@@ -297,7 +311,7 @@ def _number(body: Mapping[str, Any], name: str, default: float, least: float, mo
     value = body.get(name)
     if value is None:
         return default
-    if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:
+    if type(value) not in (int, float) or not least <= value <= most:  # an integer may be too large for a float
         raise bad(f"{name}: {str(value)[:40]} is no number from {least:g} to {most:g}", name)
     return float(value)
 

@@ -15,6 +15,7 @@ from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from rljob_workload.server.errors import ApiError, ServerError, bad
 
@@ -22,9 +23,11 @@ log = logging.getLogger("rljob.server")
 
 #: Open connections of one replica.
 MOST_CONNECTIONS = 1000
-#: Seconds until a new connection's first request must have begun, and until a request's body must be there.
+#: Seconds until the head of a request must be there, of a new connection or from its first byte on, and until its body must.
 HEAD_SECONDS = 10.0
 BODY_SECONDS = 30.0
+#: Seconds that a connection may idle between two requests. Only those with the token get a second one.
+IDLE_SECONDS = 600.0
 #: A body that small is always read.
 LEAST_BODY_LIMIT = 2**20
 #: Seconds that answers under way are given at the end.
@@ -82,7 +85,10 @@ class Listeners:
             try:
                 return await self._handler(replica, request)
             except ApiError as err:
-                return answer(err.body, err.status, err.headers)
+                refusal = answer(err.body, err.status, err.headers)
+                if err.status == HTTPStatus.UNAUTHORIZED:
+                    refusal.force_close()  # strangers hold no connections
+                return refusal
             except (ConnectionError, asyncio.CancelledError):
                 raise  # the client is gone
             except Exception:
@@ -116,27 +122,67 @@ class _Server(web.Server):
         def made(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
             return web.BaseRequest(message, payload, protocol, writer, task, self._loop, client_max_size=body_limit)
 
-        super().__init__(serve, request_factory=made, handler_cancellation=True, access_log=None)
-        #: Connections that have not sent a request's head yet.
+        super().__init__(
+            serve,
+            request_factory=made,
+            handler_cancellation=True,
+            access_log=None,
+            auto_decompress=False,  # a few compressed bytes may become any number
+            keepalive_timeout=IDLE_SECONDS,
+        )
+        self._open: set[asyncio.BaseProtocol] = set()
+        #: Connections that owe the rest of a request's head.
         self._silent: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
 
     def connection(self) -> asyncio.BaseProtocol:
         """The protocol of a new connection."""
-        if len(self.connections) + len(self._silent) >= 2 * MOST_CONNECTIONS or len(self.connections) >= MOST_CONNECTIONS:
+        if len(self._open) >= MOST_CONNECTIONS:
             return _Full()
-        protocol: asyncio.BaseProtocol = self()
-        self._silent[protocol] = self._loop.call_later(HEAD_SECONDS, self._expire, protocol)
+        protocol = _Connection(self, loop=self._loop, **self._kwargs)
+        self._open.add(protocol)
+        self.owes_head(protocol)
         return protocol
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        """It counts no longer."""
+        super().connection_lost(handler, exc)
+        self._forget(handler)
+        self._open.discard(handler)
+
+    def owes_head(self, protocol: asyncio.BaseProtocol) -> None:
+        """The rest of a request's head must come in time, in however many pieces."""
+        if protocol not in self._silent:
+            self._silent[protocol] = self._loop.call_later(HEAD_SECONDS, self._expire, protocol)
 
     def begun(self, request: web.BaseRequest) -> None:
         """A request's head is there."""
-        timer = self._silent.pop(request.protocol, None)
-        if timer is not None:
+        self._forget(request.protocol)
+
+    def _forget(self, protocol: asyncio.BaseProtocol) -> None:
+        if (timer := self._silent.pop(protocol, None)) is not None:
             timer.cancel()
 
     def _expire(self, protocol: Any) -> None:
         self._silent.pop(protocol, None)
+        if protocol.transport is None:
+            self._open.discard(protocol)  # it never came about
         protocol.force_close()
+
+
+class _Connection(web.RequestHandler):
+    """A connection whose every head has a deadline, and whose client cannot fill the log."""
+
+    __slots__ = ()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if data and self._waiter is not None and not self._waiter.done() and isinstance(self._manager, _Server):
+            self._manager.owes_head(self)  # between two requests, and this was not a whole head
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """What is not HTTP is the client's mistake, and no news."""
+        clients = isinstance(kw.get("exc_info"), HttpProcessingError | web.RequestPayloadError)
+        log.log(logging.DEBUG if clients else logging.ERROR, *args, **kw)
 
 
 class _Full(asyncio.Protocol):
@@ -149,6 +195,10 @@ class _Full(asyncio.Protocol):
 
 async def body_of(request: web.BaseRequest, limit: int) -> dict[str, Any]:
     """The request's JSON object. Raises ApiError."""
+    if (coding := request.headers.get("Content-Encoding", "identity")).lower() != "identity":
+        raise ApiError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Content-Encoding: {coding[:40]!r} is not read; send the body uncompressed"
+        )
     if (request.content_length or 0) > limit:
         raise ApiError(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has {request.content_length} bytes; at most {limit} are read"
@@ -160,6 +210,8 @@ async def body_of(request: web.BaseRequest, limit: int) -> dict[str, Any]:
         raise ApiError(HTTPStatus.REQUEST_TIMEOUT, f"the body was not there within {BODY_SECONDS:g} s") from None
     except web.HTTPRequestEntityTooLarge:
         raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than the {limit} bytes that are read") from None
+    except web.RequestPayloadError as err:
+        raise bad(f"the body cannot be read: {str(err)[:200]}") from None
     try:
         data = json.loads(raw, parse_constant=_no_number)
     except (ValueError, RecursionError) as err:
