@@ -340,8 +340,8 @@ RUN_RULES: tuple[Rule, ...] = (
             ),
             clause(
                 "checkpoint.from.path",
-                ~has("checkpoint.from") | ~field("checkpoint.from.path").matches("^/|(^|/)[.][.](/|$)"),
-                "{path} leads out of the volume; a relative path without .. would do",
+                ~has("checkpoint.from") | ~field("checkpoint.from.path").matches("^/|//|(^|/)[.][.]?(/|$)"),
+                "{path} names no checkpoint or run on the volume; a relative path without ., .. and // would do",
                 path=field("checkpoint.from.path"),
             ),
         ),
