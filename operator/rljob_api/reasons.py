@@ -76,6 +76,7 @@ INVALID = {
         ("EngineSlotsInvalid", "The engine's slots can't be shared out over tensor-parallel ranks."),
         ("InFlightCapZero", "No prompt could be in flight."),
         ("DeadlinesInvalid", "A deadline is over before something that it waits for may be."),
+        ("AgentCommandInvalid", "The agent's command names no program, or has a null byte."),
         ("NumberInvalid", "A number cannot be computed with, or has no meaning where it stands."),
         ("VolumePathInvalid", "A path leads out of its volume, or names nothing on it."),
         ("FailureRulesInvalid", "A rule of failurePolicy.rules could match nothing, or everything."),

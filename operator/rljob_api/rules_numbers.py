@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from .expr import Expr, field, has
 from .rule import Clause, Rule, clause
+from .spec import LEAST_TEMPERATURE
 
 #: Near the end of float32 the optimizer and the loss refuse a number.
 LARGEST = 1e30
-#: Logits are divided by the temperature in float32.
-LEAST_TEMPERATURE = 0.0001
-
 _TARGET = "validation.stopAtReward"
 
 
@@ -31,9 +29,9 @@ NUMBER_RULE = Rule(
     (
         clause(
             "generation.temperature",
-            _number("generation.temperature") >= LEAST_TEMPERATURE,
+            _number("generation.temperature") >= float(LEAST_TEMPERATURE),
             "{value} is too low: training samples its answers, and logits are divided by it; "
-            f"at least {LEAST_TEMPERATURE:g} would do",
+            f"at least {LEAST_TEMPERATURE} would do",
             value=field("generation.temperature"),
         ),
         _at_most("generation.temperature", LARGEST, _TOO_LARGE),

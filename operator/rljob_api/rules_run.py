@@ -116,7 +116,26 @@ def _failure_rules(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
             yield f"{path}.onMessagePattern", str(error)
 
 
+def _agent_command(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
+    command = spec.environment.agent.command if spec.environment.agent is not None else []
+    for place, word in enumerate(command):
+        path = f"spec.environment.agent.command[{place}]"
+        if "\0" in word:
+            yield path, f"{word[:40]!r} has a null byte, with which no process can be started"
+        elif place == 0 and not word.strip():
+            yield path, f"{word[:40]!r} names no program; python would do"
+
+
 RUN_RULES: tuple[Rule, ...] = (
+    Rule(
+        "agent-command",
+        "AgentCommandInvalid",
+        "error",
+        "The agent's command names a program, and no word of it has a null byte.",
+        check=_agent_command,
+        reads=frozenset({"spec.environment.agent.command"}),
+        deviation="Not Megatron's subject.",
+    ),
     Rule(
         "failure-rules",
         "FailureRulesInvalid",

@@ -13,6 +13,10 @@ ExitStatus = Annotated[int, Field(strict=True, ge=0, le=255)]
 DnsName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 
 
+LEAST_TEMPERATURE = "0.0001"
+"""Of sampling: logits are divided by it in float32."""
+
+
 class Resources(ApiModel):
     """CPU and memory of one pod: both are requested, memory is also the limit."""
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_api import rules_numbers
+from rljob_api import spec
 from rljob_workload.algorithm.batch import Answer, Sampling
 from rljob_workload.core.trajectory import Message, Trajectory, TurnError
 from rljob_workload.server.errors import bad
@@ -46,7 +46,7 @@ MOST_ANSWERS = 128
 MOST_STOPS = 16
 _SEEDS = 2**63
 #: Logits are divided by the temperature in float32, where a smaller one could make them infinite. 0 is greedy.
-LEAST_TEMPERATURE = rules_numbers.LEAST_TEMPERATURE
+LEAST_TEMPERATURE = float(spec.LEAST_TEMPERATURE)
 #: A smaller one could be 0 in float32, which an engine takes for `no limit`.
 LEAST_TOP_P = 1e-6
 
