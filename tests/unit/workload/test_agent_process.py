@@ -149,6 +149,21 @@ def test_exit_statuses_are_seen_also_where_the_trainer_ignores_its_childrens_end
     assert (tmp_path / "log").read_text() == "found 1\n"
 
 
+def test_an_agent_begins_with_no_signal_ignored_or_blocked(tmp_path: Path) -> None:
+    parent = (
+        "import signal, subprocess, sys\n"
+        "for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE, signal.SIGHUP, signal.SIGINT):\n"
+        "    signal.signal(number, signal.SIG_IGN)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1])\n"
+        "guard = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE, restore_signals=False)\n"
+        "guard.stdout.read()\n"
+    )
+    agent = ["grep", "-E", "^Sig(Ign|Blk)", "/proc/self/status"]
+    guard = [sys.executable, "-I", "-S", agent_guard.__file__, str(tmp_path / "log"), *agent]
+    subprocess.run([sys.executable, "-c", parent, *guard], timeout=60, check=True)
+    assert [int(line.split()[1], 16) for line in (tmp_path / "log").read_text().splitlines()] == [0, 0]
+
+
 def test_an_agent_that_prints_without_end_leaves_a_bounded_log_with_its_last_words(tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = (
