@@ -210,6 +210,7 @@ class Driver:
         with phases.timed("generate"):
             stepped = self._ask(step, wake=not decision.save, onward=not decision.save and self._goes_on(step))
         if stepped is None:
+            self._end_if_too_many_are_skipped()
             self._serve(self._due.urgent())
             return None
         results = stepped.ranks
@@ -282,6 +283,18 @@ class Driver:
         if slept:
             self._wake()
         self._calls().get(self._calls().collector.resume.remote(self._version), self._stall, "the collector hangs")
+
+    def _end_if_too_many_are_skipped(self) -> None:
+        """The collector gives no batch any more where `prompts.onExceeded: Fail` ends the run. Raises RunError."""
+        if self._spec.prompts.on_exceeded != "Fail":
+            return
+        status = self._calls().get(self._calls().collector.status.remote(), self._stall, "the collector hangs")
+        if why := too_many_skipped(self._spec, status):
+            self._progress.update(prompts=prompt_counts(status))
+            self._save_if_new()
+            self._ready_saves().wait()
+            where = f"step {self._version}, which was saved" if self._version else "before the first step"
+            raise RunError(ExitCode.SKIPPED_TOO_MANY, f"{where}: {why}")
 
     def _goes_on(self, step: int) -> bool:
         """Whether the next stretch of collecting can begin with the commit: nothing between them needs the collector down."""
