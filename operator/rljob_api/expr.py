@@ -2,7 +2,8 @@
 
 A rule that exists in two languages drifts. An `Expr` is built with Python's operators, `value` evaluates it on a spec in its
 wire form (defaults filled in, unset fields absent: just what the API server's rules see), and `cel` is the same thing as text.
-All numbers are non-negative and bounded by the schema, so that `//` and CEL's `/` agree and nothing overflows.
+All integers are non-negative and bounded by the schema, so that `//` and CEL's `/` agree and nothing overflows; other numbers
+are strings in the spec, and only compared, as doubles with doubles.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-type Value = int | bool | str
-type Operand = Expr | int | str | bool
+type Value = int | float | bool | str
+type Operand = Expr | int | float | str | bool
 
 _OPTIONAL_PARENTS = frozenset({"model.shape", "model.huggingFace", "generation.parallelism", "validation", "checkpoint.from"})
 
@@ -93,6 +94,10 @@ class Expr:
     def matches(self, pattern: str) -> Expr:
         """Whether a regular expression is found in this string (syntax that Python and RE2 share)."""
         return _Matches(self, pattern)
+
+    def decimal(self) -> Expr:
+        """This string, which holds a decimal number, as that number."""
+        return _Decimal(self)
 
     def size(self) -> Expr:
         """Length of this string."""
@@ -248,6 +253,20 @@ class _Matches(Expr):
 
     def value(self, spec: Mapping[str, Any]) -> Value:
         return re.search(self.pattern, str(self.inner.value(spec))) is not None
+
+    def paths(self) -> frozenset[str]:
+        return self.inner.paths()
+
+
+@dataclass(frozen=True, eq=False)
+class _Decimal(Expr):
+    inner: Expr
+
+    def cel(self) -> str:
+        return f"double({self.inner.cel()})"
+
+    def value(self, spec: Mapping[str, Any]) -> Value:
+        return float(self.inner.value(spec))
 
     def paths(self) -> frozenset[str]:
         return self.inner.paths()

@@ -15,10 +15,11 @@ from .names import MAX_NAME_LENGTH
 from .rule import Rule
 from .rules_layout import LAYOUT_RULES
 from .rules_model import MODEL_RULES
+from .rules_numbers import NUMBER_RULE
 from .rules_run import CHOICE_RULES, RUN_RULES
 from .spec import RLJobSpec
 
-_ALL = (*CHOICE_RULES, *LAYOUT_RULES, *MODEL_RULES, *RUN_RULES)
+_ALL = (*CHOICE_RULES, *LAYOUT_RULES, *MODEL_RULES, NUMBER_RULE, *RUN_RULES)
 
 RULES: tuple[Rule, ...] = (
     *(rule for rule in _ALL if rule.severity == "error"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from decimal import Decimal
 
 from . import sizes as s
 from .expr import Expr, count, field, given, has, lift, when
@@ -12,7 +11,7 @@ from .names import CLIENT_PORT, DASHBOARD_PORT, GCS_PORT, PROGRESS_PORT
 from .pattern import Pattern, PatternError
 from .reasons import FAILURES
 from .rule import Clause, Rule, clause
-from .spec import LEAST_TEMPERATURE, RLJobSpec
+from .spec import RLJobSpec
 
 
 def _one_of(parent: str, *names: str) -> Clause:
@@ -117,12 +116,6 @@ def _failure_rules(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
             yield f"{path}.onMessagePattern", str(error)
 
 
-def _temperature(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
-    if Decimal(spec.generation.temperature) < Decimal(LEAST_TEMPERATURE):
-        found = spec.generation.temperature
-        yield "spec.generation.temperature", f"{found} is too small to divide by; at least {LEAST_TEMPERATURE} would do"
-
-
 def _agent_command(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
     command = spec.environment.agent.command if spec.environment.agent is not None else []
     for place, word in enumerate(command):
@@ -134,15 +127,6 @@ def _agent_command(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
 
 
 RUN_RULES: tuple[Rule, ...] = (
-    Rule(
-        "temperature",
-        "TemperatureInvalid",
-        "error",
-        "Training samples answers, and logits are divided by the temperature in float32; a small one makes them infinite.",
-        check=_temperature,
-        reads=frozenset({"spec.generation.temperature"}),
-        deviation="Megatron takes any number, and sampling fails.",
-    ),
     Rule(
         "agent-command",
         "AgentCommandInvalid",
@@ -375,8 +359,8 @@ RUN_RULES: tuple[Rule, ...] = (
             ),
             clause(
                 "checkpoint.from.path",
-                ~has("checkpoint.from") | ~field("checkpoint.from.path").matches("^/|(^|/)[.][.](/|$)"),
-                "{path} leads out of the volume; a relative path without .. would do",
+                ~has("checkpoint.from") | ~field("checkpoint.from.path").matches("^/|//|(^|/)[.][.]?(/|$)"),
+                "{path} names no checkpoint or run on the volume; a relative path without ., .. and // would do",
                 path=field("checkpoint.from.path"),
             ),
         ),

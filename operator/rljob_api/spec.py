@@ -8,7 +8,7 @@ from pydantic import Field
 
 from .base import ApiModel, Count, Decimal, Flag, NonNegativeDecimal, Quantity, Seconds, Size
 
-Path = Annotated[str, Field(min_length=1, max_length=1024)]
+Path = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00]+$")]
 ExitStatus = Annotated[int, Field(strict=True, ge=0, le=255)]
 DnsName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 
@@ -313,7 +313,7 @@ class Checkpoint(ApiModel):
     verify: Literal["Sizes", "Full"] = "Sizes"
     """How a checkpoint is verified before a resume: file sizes and small files, or every byte."""
     on_existing: Literal["Resume", "Refuse"] = "Resume"
-    """What a new job of this name does with checkpoints that are already there."""
+    """What a new job of this name (under rljob local: each command) does with checkpoints that are already there."""
     from_: Annotated[CheckpointSource | None, Field(alias="from")] = None
     """Start from this checkpoint of another job."""
 

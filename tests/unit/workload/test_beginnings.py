@@ -109,6 +109,48 @@ def test_a_run_whose_checkpoints_are_all_damaged_never_starts_over(
     assert all(path.is_dir() for path in paths)
 
 
+def no_ray() -> dict[str, int]:
+    raise AssertionError("Ray was started")
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("runs/none", "spec.checkpoint.from.path runs/none: No such file or directory"),
+        (".", "spec.checkpoint.from.path .: "),
+        ("file", "is not a directory; name a checkpoint or a run's directory"),
+        ("away", "it leads out of the volume"),
+    ],
+)
+def test_another_runs_checkpoint_that_is_not_there_is_refused_before_ray_starts(tmp_path: Path, path: str, words: str) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    (volume / "file").touch()
+    (volume / "away").symlink_to(tmp_path)
+    attempt = attempt_in(volume / "run", checkpoint__from={"claimName": "other", "path": path})
+    assert run(attempt, no_ray) == ExitCode.ENVIRONMENT_MISSING
+    assert words in failed(volume / "run")[1]
+
+
+def test_each_local_command_is_a_new_job_to_on_existing_refuse(tmp_path: Path) -> None:
+    def command(on_existing: str, ends: Callable[[], dict[str, int]]) -> tuple[int, str]:
+        attempt = local._next_attempt(spec_with(checkpoint__onExisting=on_existing), "copy", "default", tmp_path)
+        run(attempt, ends)
+        return failed(tmp_path)
+
+    def gone() -> dict[str, int]:
+        raise RunError(ExitCode.RANKS_UNAVAILABLE, "Ray was started")
+
+    assert command("Refuse", gone)[0] == ExitCode.RANKS_UNAVAILABLE, "there is nothing yet"
+    save(tmp_path, 10)
+    for _ in range(2):
+        code, message = command("Refuse", no_ray)
+        assert code == ExitCode.REFUSED
+        assert "(newest: step-000010-t000001) and spec.checkpoint.onExisting is Refuse; set it to Resume to go on" in message
+    assert command("Resume", gone)[0] == ExitCode.RANKS_UNAVAILABLE
+    assert command("Refuse", no_ray)[0] == ExitCode.REFUSED
+
+
 def test_steps_below_the_checkpoints_step_are_refused_with_both_numbers(tmp_path: Path) -> None:
     save(tmp_path, 30)
     assert run(attempt_in(tmp_path, algorithm__grpo__steps=10)) == ExitCode.REFUSED
@@ -169,13 +211,13 @@ def test_a_report_that_names_its_resume_has_the_prompts_of_then(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"generation__temperature": "0"}, "spec.generation.temperature is 0"),
+        ({"generation__temperature": "0"}, "spec.generation.temperature: 0 is too low"),
         (
             {"generation__temperature": "1e-39"},
-            "spec.generation.temperature is 1e-39; training samples answers, which needs at",
+            "spec.generation.temperature: 1e-39 is too low: training samples its answers",
         ),
-        ({"algorithm__grpo__learningRate": "1e99"}, "spec.algorithm.grpo.learningRate is 1e99"),
-        ({"algorithm__grpo__clipHigh": "1e99"}, "spec.algorithm.grpo.clipHigh is 1e99"),
+        ({"algorithm__grpo__learningRate": "1e99"}, "spec.algorithm.grpo.learningRate: 1e99 is"),
+        ({"algorithm__grpo__clipHigh": "1e99"}, "spec.algorithm.grpo.clipHigh: 1e99 is"),
         (
             {"model__shape__hiddenSize": 66, "model__shape__attentionHeads": 6, "model__shape__queryGroups": 6},
             "hiddenSize 66 over 6 attentionHeads gives heads of 11",

@@ -50,6 +50,19 @@ async def test_an_answer_that_the_engine_forgot_is_given_up_though_nothing_else_
     assert counts(collector) == {"handed_out": 6, "trained": 4, "skipped": 2}
 
 
+@pytest.mark.parametrize(("allowed", "trained"), [(1, None), (2, [2, 3, 4, 5])])
+async def test_where_skips_end_the_run_a_step_is_given_up_with_the_first_prompt_too_many(
+    make: Any, allowed: int, trained: list[int] | None
+) -> None:
+    limits = {"prompts__onExceeded": "Fail", "prompts__maxSkipped": allowed, "prompts__retryBudget": 0}
+    collector = make(steps=1, generation__answerTimeoutSeconds=1, **limits)
+    await collector.start([[Silent(0, 1)]], 0)
+    batch, _ = await soon(collector.take(1))
+    assert (batch and [*batch.ordinals]) == trained
+    assert counts(collector)["skipped"] == 2
+    assert await state(collector) == "Paused"
+
+
 async def test_a_step_without_a_batch_names_the_prompts_that_it_waits_for(make: Any) -> None:
     collector = make(deadlines__stallSeconds=1, deadlines__handoverSeconds=1)
     rank = FakeRank()

@@ -54,7 +54,7 @@ class World:
         #: Steps whose groups do not come, and steps whose training lasts until an interrupt.
         self.hold: set[int] = set()
         self.hold_training: set[int] = set()
-        self.trained = 0
+        self.trained = self.skipped = 0
         self.interrupted: set[int] = set()
         #: Calls of `step` and `resume`.
         self.calls = 0
@@ -130,7 +130,7 @@ class World:
             self.interrupted.add(step)
 
     def status(self) -> Any:
-        counts = {"handed_out": self.trained, "trained": self.trained, "skipped": 0, "skipped_by": {}}
+        counts = {"handed_out": self.trained, "trained": self.trained, "skipped": self.skipped, "skipped_by": {}}
         cap = {"configured": 16, "effective": 16, "reason": "", "warning": ""}
         return {"counts": counts, "skipped_names": {}, "cap": cap}
 
@@ -191,6 +191,23 @@ def test_a_limit_on_skipped_prompts_is_looked_at_before_the_next_step_begins(mak
     world = make(checkpoint__everySteps=STEPS, prompts__onExceeded="Fail")
     assert isinstance(world.run(), Finished)
     assert world.calls == STEPS + STEPS - 1
+
+
+@pytest.mark.parametrize(("step", "where"), [(1, "before the first step: "), (3, "step 2, which was saved: ")])
+def test_a_limit_on_skipped_prompts_ends_the_run_while_no_step_completes(make: Any, step: int, where: str) -> None:
+    world = make(checkpoint__everySteps=100, prompts__onExceeded="Fail")
+    world.hold = {step}
+
+    def skip() -> None:
+        world.skipped = 1
+        world.interrupted.add(step)  # as the collector does by itself
+
+    world.during[f"take {step}"] = skip
+    code, message = end_of(world)
+    assert code is ExitCode.SKIPPED_TOO_MANY
+    assert message.startswith(f"{where}1 prompts skipped, prompts.maxSkipped allows 0")
+    assert world.saved() == (["step-000002-t000001"] if step > 1 else [])
+    assert world.progress.report.prompts.skipped == 1
 
 
 def test_what_became_urgent_with_the_commit_is_served_though_the_next_batch_is_there(make: Any) -> None:

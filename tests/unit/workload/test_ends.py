@@ -156,6 +156,9 @@ def test_sigterm_that_ray_wraps_in_an_error_of_its_own_is_a_stop(
         def __init__(self, *_: Any, **__: Any) -> None:
             pass
 
+        def prepare(self) -> None:
+            pass
+
         def run(self) -> Finished:
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -196,6 +199,9 @@ def test_ctrl_c_saves_and_says_so_and_a_second_one_ends_at_once(
     class Driver:
         def __init__(self, attempt: Any, progress: Any, stop: StopSignal, control: Control, **_: Any) -> None:
             self.stop, self.control = stop, control
+
+        def prepare(self) -> None:
+            pass
 
         def run(self) -> Finished:
             self.control.attach(Due(DueRules(100, 100), lambda: 0.0), 7, None)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import GetTimeoutError
 
+from rljob_api.progress import PromptCounts
 from rljob_workload.runtime import watch as module
 from rljob_workload.runtime.progress import Progress
 from rljob_workload.runtime.watch import SILENT, Watch, handover, oldest_prompts
@@ -48,6 +50,7 @@ class World:
             "state": "Collecting",
             "oldest_in_flight": [OLD],
             "counts": {"training": 0},
+            "skipped_names": {},
         }
         self.rank: dict[str, Any] | None = {"phase": "Decode"}
         self.progress = Progress(report())
@@ -80,6 +83,34 @@ def test_a_step_is_in_training_while_the_ledger_has_prompts_there(monkeypatch: p
         world.collector["counts"] = {"training": training}
         world.watch.look()
         assert world.progress.report.phase == phase
+
+
+def test_skips_are_reported_and_warned_of_while_no_step_completes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(monkeypatch)
+    monkeypatch.setattr(module.log, "propagate", True)
+    monkeypatch.setattr(logging.getLogger("rljob"), "propagate", True)
+    assert world.collector is not None
+    for skipped in (0, 1, 1, 2, 3, 4):
+        world.collector["counts"] = {"handed_out": 16, "in_flight": 16 - skipped, "skipped": skipped, "training": 0}
+        world.collector["skipped_names"] = {"RetryBudgetExhausted": list(range(skipped))} if skipped else {}
+        world.watch.look()
+        said = world.progress.report.prompts
+        assert (said.handed_out, said.in_flight, said.skipped) == (16, 16 - skipped, skipped)
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [line.split()[0] for line in lines] == ["1", "2", "4"]
+    assert lines[2] == "4 prompts are skipped by now (RetryBudgetExhausted: 0, 1, 2, 3); the collector's log says why"
+
+
+def test_a_step_and_its_prompts_are_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.progress.update(step=1, prompts=PromptCounts(handed_out=24, trained=8))
+    assert world.collector is not None
+    for trained, handed_out in ((16, 32), (0, 16), (8, 16)):
+        world.collector["counts"] = {"handed_out": handed_out, "trained": trained, "training": 0}
+        world.watch.look()
+        assert world.progress.report.prompts.handed_out == 24
 
 
 def test_a_collector_that_does_not_answer_is_reported_as_that(monkeypatch: pytest.MonkeyPatch) -> None:

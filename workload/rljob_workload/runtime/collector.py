@@ -37,6 +37,7 @@ from rljob_workload.runtime.logs import log_to_file
 from rljob_workload.runtime.monitor import Monitor
 from rljob_workload.runtime.oldest import named, oldest_in_flight
 from rljob_workload.runtime.players import Players
+from rljob_workload.runtime.prompts import too_many_skipped
 from rljob_workload.runtime.pumps import Pumps
 from rljob_workload.runtime.rollouts_of import build_rollouts, cap_of
 from rljob_workload.runtime.scoring import Scorer
@@ -338,8 +339,11 @@ class Collector:
         interrupted = self._interrupted == step
         if self._machine.state in OPEN:
             if not interrupted and self._rollouts.missing(self._version):
-                self._refuse_dead_end(step)
-                return None
+                if self._spec.prompts.on_exceeded != "Fail" or not too_many_skipped(self._spec, self._counters()):
+                    self._refuse_dead_end(step)
+                    return None
+                # The run is over, and need not wait for a batch that may never come: the driver asks why there is none.
+                self._interrupted, interrupted = step, True
             self._machine.enter(CollectorState.DRAINING, f"step {step}{' is interrupted' if interrupted else ''}")
         if self._machine.state is not CollectorState.DRAINING:
             raise RuntimeError(f"step {step} cannot be taken while {self._machine.state}")

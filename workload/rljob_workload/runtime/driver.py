@@ -31,7 +31,7 @@ from rljob_workload.runtime.progress import Progress, utc_now
 from rljob_workload.runtime.prompts import cap_report, too_many_skipped
 from rljob_workload.runtime.rank import RankStep, woken
 from rljob_workload.runtime.record import Record
-from rljob_workload.runtime.resume import beginning, checkpoint_info, resume
+from rljob_workload.runtime.resume import Beginning, beginning, checkpoint_info, resume
 from rljob_workload.runtime.saves import Saves
 from rljob_workload.runtime.serving import close_server, server_place
 from rljob_workload.runtime.settings import Attempt
@@ -75,6 +75,7 @@ class Driver:
         self._record = Record(attempt)
         self._actors: launch.Actors | None = None
         self._saves: Saves | None = None
+        self._beginning: Beginning | None = None
         self._version = 0
         self._newest: CheckpointInfo | None = None
         self._ticket = 0
@@ -94,6 +95,27 @@ class Driver:
 
     # ---- the attempt ------------------------------------------------------------------------
 
+    def prepare(self) -> None:
+        """Decide where to go on from. It needs no Ray, so that a refusal comes before one is started.
+
+        Raises RunError: see `beginning`; SAVE_FAILED where the volume cannot be written.
+        """
+        try:
+            self._prepared()
+        except OSError as err:
+            raise self._unwritable(err) from err
+
+    def _prepared(self) -> Beginning:
+        if self._beginning is None:
+            self._beginning = beginning(self._attempt)
+            if self._beginning.checkpoint is None:
+                preflight.check_weights(self._attempt)
+        return self._beginning
+
+    def _unwritable(self, err: OSError) -> RunError:
+        where = err.filename or self._attempt.directory
+        return RunError(ExitCode.SAVE_FAILED, f"cannot write {where}: {err.strerror or err}")
+
     def run(self) -> Finished:
         """Start, resume, train to the end."""
         try:
@@ -108,8 +130,7 @@ class Driver:
         except CheckpointError as err:
             raise RunError(ExitCode.SAVE_FAILED, str(err)) from err
         except OSError as err:
-            where = err.filename or self._attempt.directory
-            raise RunError(ExitCode.SAVE_FAILED, f"cannot write {where}: {err.strerror or err}") from err
+            raise self._unwritable(err) from err
         finally:
             if self._saves is not None:
                 self._saves.settle()
@@ -124,10 +145,8 @@ class Driver:
 
     def _start(self) -> None:
         began = time.monotonic()
-        begin = beginning(self._attempt)
+        begin = self._prepared()
         fresh = begin.checkpoint is None
-        if fresh:
-            preflight.check_weights(self._attempt)
         for name in self._directory.remove_unfinished(begin.token):
             log.info("removed the unfinished %s of an earlier attempt", name)
         self._saves = Saves(self._attempt, begin.token, self._directory)
@@ -191,6 +210,7 @@ class Driver:
         with phases.timed("generate"):
             stepped = self._ask(step, wake=not decision.save, onward=not decision.save and self._goes_on(step))
         if stepped is None:
+            self._end_if_too_many_are_skipped()
             self._serve(self._due.urgent())
             return None
         results = stepped.ranks
@@ -263,6 +283,18 @@ class Driver:
         if slept:
             self._wake()
         self._calls().get(self._calls().collector.resume.remote(self._version), self._stall, "the collector hangs")
+
+    def _end_if_too_many_are_skipped(self) -> None:
+        """The collector gives no batch any more where `prompts.onExceeded: Fail` ends the run. Raises RunError."""
+        if self._spec.prompts.on_exceeded != "Fail":
+            return
+        status = self._calls().get(self._calls().collector.status.remote(), self._stall, "the collector hangs")
+        if why := too_many_skipped(self._spec, status):
+            self._progress.update(prompts=prompt_counts(status))
+            self._save_if_new()
+            self._ready_saves().wait()
+            where = f"step {self._version}, which was saved" if self._version else "before the first step"
+            raise RunError(ExitCode.SKIPPED_TOO_MANY, f"{where}: {why}")
 
     def _goes_on(self, step: int) -> bool:
         """Whether the next stretch of collecting can begin with the commit: nothing between them needs the collector down."""

@@ -174,7 +174,9 @@ def _next_attempt(spec: RLJobSpec, name: str, namespace: str, directory: Path) -
     try:
         fresh: dict[str, Any] = {"uid": str(uuid.uuid4()), "attempt": 0, "name": name}
         state = json.loads(path.read_text()) if path.exists() else fresh
-        uid, number = str(state["uid"]), int(state["attempt"]) + 1
+        # With `Refuse` each command is a new job, as each `kubectl create` is: it does not go on from what is there.
+        new = spec.checkpoint.on_existing == "Refuse"
+        uid, number = str(fresh["uid"] if new else state["uid"]), int(state["attempt"]) + 1
         if state["name"] != name:
             raise RunError(
                 ExitCode.ENVIRONMENT_MISSING,

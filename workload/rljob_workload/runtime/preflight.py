@@ -6,19 +6,16 @@ Each of these would end an actor minutes later with an error that names none of 
 from __future__ import annotations
 
 import dataclasses
-from decimal import Decimal
 from pathlib import Path
 
 from rljob_api.exitcodes import ExitCode
 from rljob_api.layout import shape_of
-from rljob_api.spec import LEAST_TEMPERATURE, RLJobSpec
+from rljob_api.rules_numbers import NUMBER_RULE
+from rljob_api.spec import RLJobSpec
 from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.huggingface.pretrained import PretrainedError, architecture_of, describe, find_weights
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.settings import Attempt
-
-#: Near the end of float32 the optimizer and the loss refuse a number.
-LARGEST = Decimal("1e30")
 
 
 def with_model(attempt: Attempt) -> Attempt:
@@ -50,23 +47,8 @@ def _refused(err: PretrainedError) -> RunError:
 
 def check_settings(spec: RLJobSpec) -> None:
     """Values that fit the schema and that no model can be trained with. Raises RunError (INVALID_SPEC)."""
-    grpo = spec.algorithm.grpo
-    decimals = {
-        "algorithm.grpo.learningRate": grpo.learning_rate,
-        "algorithm.grpo.clipLow": grpo.clip_low,
-        "algorithm.grpo.clipHigh": grpo.clip_high,
-        "algorithm.grpo.entropyCoefficient": grpo.entropy_coefficient,
-        "generation.temperature": spec.generation.temperature,
-    }
-    for path, value in decimals.items():
-        if abs(Decimal(value)) > LARGEST:
-            raise RunError(ExitCode.INVALID_SPEC, f"spec.{path} is {value}; at most {LARGEST} can be computed with")
-    if Decimal(spec.generation.temperature) < Decimal(LEAST_TEMPERATURE):
-        raise RunError(
-            ExitCode.INVALID_SPEC,
-            f"spec.generation.temperature is {spec.generation.temperature}; training samples answers, which needs at least "
-            f"{LEAST_TEMPERATURE}",
-        )
+    for finding in NUMBER_RULE.findings(spec, spec.to_wire()):
+        raise RunError(ExitCode.INVALID_SPEC, f"{finding.path}: {finding.message}")
     shape = shape_of(spec.model)
     if shape is not None and spec.model.hugging_face is None and (width := shape.hidden_size // shape.attention_heads) % 2:
         raise RunError(

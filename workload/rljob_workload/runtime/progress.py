@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rljob_api import names
-from rljob_api.progress import ProgressReport
+from rljob_api.progress import ProgressReport, PromptCounts
 from rljob_workload.core.checkpoint import write_json
 from rljob_workload.runtime.control import Access, Answer, Control, error
 
@@ -51,9 +51,16 @@ class Progress:
         with self._lock:
             return self._report
 
-    def update(self, *, training: bool | None = None, **fields: Any) -> None:
-        """Replace fields of the report. `training`: how far a step is that the driver waits for; elsewhere it means nothing."""
+    def update(self, *, training: bool | None = None, seen: PromptCounts | None = None, **fields: Any) -> None:
+        """Replace fields of the report. `training`: how far a step is that the driver waits for; elsewhere it means nothing.
+
+        `seen`: the prompts as somebody beside the driver saw them. Taken only between two steps: the report's step and its
+        prompts are of one moment, and what was seen before a step or behind it comes too late or too early.
+        """
         with self._lock:
+            known = self._report.prompts
+            if seen is not None and seen.trained == known.trained and seen.handed_out >= known.handed_out:
+                fields["prompts"] = seen
             phase = self._report.phase
             if training is not None and phase in ("Generating", "Training"):
                 fields["phase"] = "Training" if training else "Generating"

@@ -216,6 +216,7 @@ def _drive(run: _Run) -> Finished:
 
     check_versions()
     driver = Driver(run.attempt, run.progress, run.stop, run.control, spread=run.spread, token_file=run.token_file)
+    driver.prepare()
     daemons = run.start_ray()
     run.stop.listen()  # again: Ray has put its own handler over ours, one that aborts
     log.info("Ray is up after %.1f s", time.monotonic() - began)

@@ -18,6 +18,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from rljob_api.progress import Handover, OldestPrompt
 from rljob_workload.runtime.launch import Actors
 from rljob_workload.runtime.progress import Progress
+from rljob_workload.runtime.step import prompt_counts
 
 log = logging.getLogger("rljob.driver")
 
@@ -38,6 +39,8 @@ class Watch:
         self._actors = actors
         self._progress = progress
         self._ended = threading.Event()
+        #: Skipped prompts that somebody has been told of.
+        self._told = progress.report.prompts.skipped
 
     @contextmanager
     def looking(self) -> Iterator[None]:
@@ -73,7 +76,13 @@ class Watch:
         oldest = [] if collector is None else oldest_prompts(collector["oldest_in_flight"], [rank for rank in ranks if rank])
         state = SILENT if collector is None else str(collector["state"])
         training = collector is not None and collector["counts"]["training"] > 0
-        self._progress.update(training=training, collector_state=state, oldest=oldest, handover=handover(ranks))
+        seen = None if collector is None else prompt_counts(collector)
+        self._progress.update(training=training, seen=seen, collector_state=state, oldest=oldest, handover=handover(ranks))
+        if seen is not None and seen.skipped > self._told and (not self._told or seen.skipped >= 2 * self._told):
+            # The first one, and then each doubling: where every prompt fails, one line for each would hide the rest.
+            self._told = seen.skipped
+            named = "; ".join(f"{cause}: {', '.join(map(str, names[:8]))}" for cause, names in seen.skipped_by.items())
+            log.warning("%d prompts are skipped by now (%s); the collector's log says why", seen.skipped, named)
 
 
 def _answer(call: Any) -> Any:
