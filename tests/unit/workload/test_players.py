@@ -222,11 +222,12 @@ async def test_a_turn_whose_client_vanishes_leaves_the_rollout_as_it_was(tmp_pat
         await asyncio.wait_for(seen(play, 1), SOON)
         leaves.cancel()
         await asyncio.gather(leaves, return_exceptions=True)
+        await asyncio.wait_for(free(play, rollout["id"]), SOON)  # the server has seen it before there is an answer
         play.rank.hold = lambda request: False
-        await asyncio.wait_for(free(play, rollout["id"]), SOON)
         status, answer = await play.turn(rollout, return_token_ids=True)
-        assert status == 200
+        assert status == 200, answer
         asked = len(play.rank.asked)
+        assert asked == 2, "what was generated for nobody is no turn"
         again = await play.turn(rollout, return_token_ids=True)
         assert again[1]["choices"] == answer["choices"], "an answer that was lost on its way is told again"
         assert len(play.rank.asked) == asked, "and not generated anew"
