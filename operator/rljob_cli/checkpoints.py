@@ -51,6 +51,8 @@ def _text(found: dict[str, Any]) -> str:
     ]
     if not found["checkpoints"]:
         lines = [f"no checkpoint in {found['path']}"]
+    if found["problem"] is not None:
+        lines.append(f"no resume goes on from here: {found['problem']}")
     if found["token"] is not None:
         origin = found["resumed_from"] or "the beginning"
         lines.append(f"token {found['token']}: {found['holder']}, from {origin}")

@@ -68,9 +68,24 @@ def test_exit_statuses_tell_what_a_resume_would_find(run: RunDirectory, capsys: 
     assert "MANIFEST.json: No such file" in capsys.readouterr().out
     assert main(["checkpoints", str(run.root / "nowhere")]) == 2
     assert "is not a directory" in capsys.readouterr().err
-    (run.root / "fence.json").write_text("{")
-    assert main(["checkpoints", str(run.root)]) == 1
-    assert "fence.json is malformed" in capsys.readouterr().err
+
+
+def test_a_damaged_fence_hides_no_checkpoint(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    entry = next((run.root / "fence").glob("t*")) / "entry.json"
+    for damaged in (entry, run.root / "fence.json"):
+        whole = damaged.read_text()
+        damaged.write_text("{")
+        assert main(["checkpoints", str(run.root)]) == 1
+        *rows, last = capsys.readouterr().out.splitlines()
+        assert [row.split()[0] for row in rows[1:]] == [
+            "step-000015-t000002",
+            *(f"step-0000{step}-t000001" for step in (30, 20, 10)),
+        ]
+        assert rows[1].endswith("whole; whether a resume may read it only the fence can tell")
+        assert "random.json" in rows[3]
+        assert last.startswith(f"no resume goes on from here: {damaged.relative_to(run.root)} is malformed")
+        damaged.write_text(whole)
+    assert main(["checkpoints", str(run.root)]) == 0
 
 
 def test_a_directory_without_checkpoints_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

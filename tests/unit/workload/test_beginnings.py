@@ -321,6 +321,18 @@ with _alone_in(Path(sys.argv[1])):
         pass
 
 
+def test_a_run_that_is_refused_leaves_no_temporary_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as parent:
+        monkeypatch.setattr(tempfile, "tempdir", parent)
+        (tmp_path / "local.json").write_text('{"uid": "u", "attempt": 1, "name": "other"}')
+        code = local.run_local(spec_with(), name="copy", namespace="default", directory=tmp_path)
+        assert code == ExitCode.ENVIRONMENT_MISSING
+        assert "holds the run 'other'" in capsys.readouterr().err
+        assert list(Path(parent).iterdir()) == []
+
+
 def test_a_temporary_directory_too_long_for_rays_sockets_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import os
 import signal
 import threading
@@ -276,6 +277,24 @@ def test_sigterm_saves_the_steps_that_are_done_and_ends_without_another(make: An
     assert world.saved() == ["step-000002-t000001"]
     assert world.trace[-3:] == ["sleep", *SAVE]
     assert "train" not in world.trace[world.trace.index("commit 2") :]
+
+
+@pytest.mark.parametrize(("target", "steps"), [("0.95", 0), ("0.97", STEPS - 3)])
+def test_a_run_that_has_reached_its_target_says_so_and_trains_no_further(make: Any, target: str, steps: int) -> None:
+    world = make(checkpoint__everySteps=3)
+    world.during["commit 3"] = world.sigterm
+    assert end_of(world) == (ExitCode.STOPPED, "stopped by SIGTERM after step 3, which was saved")
+    metrics = world.directory / "metrics.jsonl"
+    *earlier, last = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(earlier) + json.dumps(json.loads(last) | {"validation_reward": 0.96}) + "\n")
+    again = make(checkpoint__everySteps=100, validation={"everySteps": 100, "prompts": 8, "stopAtReward": target})
+    again.trained = world.trained
+    again.driver._validate = lambda step: 0.5
+    finished = again.run()
+    assert isinstance(finished, Finished)
+    assert sum("take" in said for said in again.trace) == steps
+    if not steps:
+        assert (finished.reason, finished.message) == ("TargetReached", "validation reward 0.96 >= 0.95 at step 3")
 
 
 def test_sigterm_before_the_first_step_leaves_nothing_behind(make: Any) -> None:

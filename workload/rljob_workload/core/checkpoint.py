@@ -165,9 +165,9 @@ class RunDirectory:
             raise CheckpointError(f"cannot bring {self.root / name} back: {_reason(err)}") from err
         return True
 
-    def judge_all(self, level: Level = "Sizes") -> list[Judged]:
-        """Every directory that is named like a checkpoint, newest first."""
-        return survey.judge_all(self.files, level)
+    def judge_all(self, level: Level, fence: Fence | None) -> list[Judged]:
+        """Every directory that is named like a checkpoint, newest first; no fence: it cannot be read."""
+        return survey.judge_all(self.files, level, fence.lineage if fence is not None else None)
 
     def load(self, name: str, level: Level = "Sizes", *, buffer: bool = True) -> Checkpoint:
         """One checkpoint with its state, verified. Raises InvalidCheckpointError.

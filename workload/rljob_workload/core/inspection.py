@@ -11,6 +11,7 @@ from rljob_workload.core.checkpoint import (
     MANIFEST,
     Checkpoint,
     CheckpointError,
+    FenceError,
     Judged,
     Level,
     RunDirectory,
@@ -78,8 +79,14 @@ def checkpoints(directory: Path, level: Level = "Sizes") -> dict[str, Any]:
     if not directory.is_dir():
         raise InspectionError(f"{directory} is not a directory")
     run = RunDirectory(directory)
+    problem = None
     try:
-        holder, judged = run.fence().newest, run.judge_all(level)
+        try:
+            fence = run.fence()
+        except FenceError as err:
+            # No resume goes on from here until it is repaired; what there is to lose can be looked at.
+            fence, problem = None, str(err)
+        holder, judged = fence.newest if fence is not None else None, run.judge_all(level, fence)
     except CheckpointError as err:
         raise InspectionError(f"{directory}: {err}", 1) from err
     chosen = next((one.name for one in judged if not one.why), None)
@@ -89,6 +96,7 @@ def checkpoints(directory: Path, level: Level = "Sizes") -> dict[str, Any]:
         "token": holder.token if holder is not None else None,
         "holder": str(holder.owner) if holder is not None else None,
         "resumed_from": holder.resumed_from or holder.source if holder is not None else None,
+        "problem": problem,
         "checkpoints": [_row(one) for one in judged],
     }
 

@@ -193,11 +193,18 @@ class Driver:
         self._due = self._new_due()  # what was asked before had nothing to save; its seconds count from here
         self._control.attach(self._due, self._version, self._newest)
         with self._stop.while_training(self._control.ask_stop):
+            if reached := self._reached_before():
+                return reached
             while self._version < grpo.steps:
                 reached = self._step(self._version + 1)
                 if reached is not None:
                     return reached
         return Finished(reason="Completed", message=f"all {grpo.steps} steps are done")
+
+    def _reached_before(self) -> Finished | None:
+        """The target, where the weights that this attempt goes on from are the ones that an earlier one reached it with."""
+        before = self._record.before
+        return target_reached(self._spec, self._version, before.validation_reward if before.step == self._version else None)
 
     # ---- one step ---------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ file of the run's private Ray directory open is killed, and the directory is rem
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -54,12 +55,16 @@ def users_of(directory: Path, *, spare: int) -> list[int]:
 def sweep(directory: Path, *, spare: int) -> None:
     """Kill all users of the directory and remove it."""
     deadline = time.monotonic() + DEADLINE_SECONDS
-    while (users := users_of(directory, spare=spare)) and time.monotonic() < deadline:
+    while directory.exists() and time.monotonic() < deadline:
+        users = users_of(directory, spare=spare)
         for pid in users:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        if not users:
+            # Again, where somebody has written meanwhile who had nothing open when the users were looked for.
+            shutil.rmtree(directory, ignore_errors=True)
+            if not directory.exists():
+                return
         time.sleep(0.05)
     shutil.rmtree(directory, ignore_errors=True)
 

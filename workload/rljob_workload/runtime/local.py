@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import sys
 import tempfile
 import uuid
@@ -56,6 +57,8 @@ def run_local(spec: RLJobSpec, *, name: str, namespace: str, directory: Path, sh
         try:
             held.enter_context(_alone_in(directory))
             temporary = _temporary_directory()
+            # The guardian has removed it by then, where there was one.
+            held.callback(shutil.rmtree, temporary, ignore_errors=True)
             attempt = _next_attempt(spec, name, namespace, directory)
         except RunError as err:
             print(f"rljob: {err}", file=sys.stderr)

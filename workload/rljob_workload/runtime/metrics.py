@@ -21,6 +21,8 @@ class LastMetrics:
     trained_prompts: int = 0
     #: Seconds of all attempts, start-ups included.
     active_seconds: float = 0.0
+    #: Of the validation that followed that step; None: none did.
+    validation_reward: float | None = None
 
 
 class MetricsFile:
@@ -74,7 +76,8 @@ def _last_metrics(path: Path) -> LastMetrics:
         try:
             elapsed = float(line["elapsed_seconds"])
             active = float(line.get("active_seconds", elapsed))
-            return LastMetrics(int(line["step"]), elapsed, int(line["prompts"]["trained"]), active)
+            reward = None if line.get("validation_reward") is None else float(line["validation_reward"])
+            return LastMetrics(int(line["step"]), elapsed, int(line["prompts"]["trained"]), active, reward)
         except (KeyError, TypeError, ValueError) as err:
             log.warning("%s: passed over a line that is not a step's (%s: %s)", path, type(err).__name__, err)
     return LastMetrics()

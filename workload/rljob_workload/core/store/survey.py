@@ -82,15 +82,18 @@ def choose(
     return Choice(None, None, level, tuple(passed_over), fence)
 
 
-def judge_all(files: Files, level: Level) -> list[Judged]:
-    """All of them, newest first."""
-    lineage = read_fence(files).lineage
+#: Said of a whole checkpoint where there is no lineage to judge it by.
+UNTOLD = "whole; whether a resume may read it only the fence can tell"
+
+
+def judge_all(files: Files, level: Level, lineage: Lineage | None) -> list[Judged]:
+    """All of them, newest first; without a lineage none may be read, and each is looked at all the same."""
     return [_judge(files, name, lineage, level) for name in candidates(files)]
 
 
-def _judge(files: Files, name: Name, lineage: Lineage, level: Level) -> Judged:
-    on_lineage = lineage.admits(name)
-    why = "" if on_lineage else lineage.why_not(name)
+def _judge(files: Files, name: Name, lineage: Lineage | None, level: Level) -> Judged:
+    on_lineage = lineage is not None and lineage.admits(name)
+    why = "" if on_lineage else UNTOLD if lineage is None else lineage.why_not(name)
     manifest: Manifest | None = None
     try:
         manifest = read_manifest(files, str(name))
