@@ -83,7 +83,7 @@ def suspended(case: Case) -> Job:
     case.reaches(SHORT)
     case.kubectl("patch", "rlj", case.name, "--type=merge", "-p", '{"spec": {"suspend": true}}')
     case.shows(ConditionType.SUSPENDED, "SuspendedByUser")
-    return case.until(lambda job: bool(job["status"].get("checkpoint")), "a checkpoint")
+    return case.until(lambda job: bool(job.get("status", {}).get("checkpoint")), "a checkpoint")
 
 
 def resume(case: Case) -> None:
@@ -216,7 +216,7 @@ def small_volume(kubectl: Kubectl) -> Iterator[Callable[[str], None]]:
 def test_volume_full(case: Case, small_volume: Callable[[str], None]) -> None:
     small_volume("600k")
     case.apply(algorithm__grpo__steps=SHORT, failurePolicy={"maxRestarts": 5, "backoffSeconds": 5})
-    job = case.until(lambda job: bool(job["status"].get("lastFailure")), "the first attempt fails", 300)
+    job = case.until(lambda job: bool(job.get("status", {}).get("lastFailure")), "the first attempt fails", 300)
     failure = job["status"]["lastFailure"]
     assert failure["exitCode"] == 76, json.dumps(failure)
     assert "No space left" in failure["message"], failure["message"]
