@@ -115,7 +115,7 @@ def switch(loop: Loop) -> None:
 def test_one_span_is_what_no_span_means_and_several_leave_the_rest_out() -> None:
     where = torch.device("cpu")
     plain = TrainRow((1, 2, 3, 4, 5), 2, (-0.1, -0.2, -0.3), 1.0)
-    one = dataclasses.replace(plain, spans=((2, 5),))
+    one = plain._replace(spans=((2, 5),))
     for name in ("tokens", "behaviour", "mask"):
         whole, spread = (getattr(_Tensors.of([row], 7, where), name) for row in (plain, one))
         assert torch.equal(whole, spread)
