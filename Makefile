@@ -111,4 +111,4 @@ bench-export: install ## Logits of exported models in transformers beside the tr
 
 .PHONY: bench-http
 bench-http: install ## The copy task through HTTP and an agent beside in process (build/bench/http.json)
-	@$(PY) -W ignore -m benchmarks.http
+	@$(PY) -W ignore -m benchmarks.over_http
