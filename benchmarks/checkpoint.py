@@ -93,6 +93,7 @@ def measure(size: str, repeats: int) -> dict[str, Any]:
     """One size, in this process."""
     import torch
 
+    from rljob_api.layout import Layout
     from rljob_api.spec import Shape
     from rljob_workload.algorithm.grpo import LossSettings
     from rljob_workload.megatron.policy import Policy, init_process_groups, quiet_megatron
@@ -106,7 +107,16 @@ def measure(size: str, repeats: int) -> dict[str, Any]:
         layers=layers, hidden_size=hidden, attention_heads=heads, query_groups=groups, ffn_hidden_size=ffn,
         vocab_size=vocabulary,
     )  # fmt: skip
-    settings = ModelSettings(shape, 1, 1, 0, 1e-3, 64, 1, LossSettings(0.2, 0.28, 0.0, 1.0))
+    settings = ModelSettings(
+        shape,
+        Layout(nodes=1, ranks_per_node=1, tensor=1, pipeline=1, context=1, expert=1, expert_tensor=1),
+        sequence=False,
+        seed=0,
+        learning_rate=1e-3,
+        max_sequence_length=64,
+        micro_batch_size=1,
+        loss=LossSettings(0.2, 0.28, 0.0, 1.0),
+    )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
