@@ -275,6 +275,35 @@ async def test_a_second_request_has_no_more_time_for_its_head_than_the_first(
     writer.close()
 
 
+async def test_old_clients_and_those_that_want_to_close_are_answered_and_hung_up_on(server: Served) -> None:
+    address = urlsplit(server.url)
+    for version, header in (("1.0", ""), ("1.1", "Connection: close\r\n")):
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write(f"GET /v1/models HTTP/{version}\r\nHost: x\r\n{header}Authorization: Bearer {TOKEN}\r\n\r\n".encode())
+        head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")  # to the end: the server closes
+        assert b" 200 " in head.split(b"\r\n")[0]
+        assert json.loads(body)["object"] == "list"
+        writer.close()
+
+
+async def test_requests_that_come_together_are_answered_one_after_the_other(server: Served) -> None:
+    address = urlsplit(server.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    for prompt in ("1=", "12="):
+        body = json.dumps({"prompt": prompt, "return_token_ids": True})
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {len(body)}"
+        writer.write(f"{head}\r\n\r\n{body}".encode())
+    for digits in (1, 2):
+        head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)).decode().lower()
+        assert head.startswith("http/1.1 200 ok\r\n")
+        assert "\r\ncontent-type: application/json\r\n" in head
+        assert "\r\ndate: " in head
+        length = int(head.split("content-length: ")[1].split("\r\n")[0])
+        (choice,) = json.loads(await reader.readexactly(length))["choices"]
+        assert len(choice["prompt_token_ids"]) == digits + 2
+    writer.close()
+
+
 async def test_strangers_hold_no_connections_and_fill_no_log(server: Served, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever they send: each is answered once and hung up on."""
     address = urlsplit(server.url)

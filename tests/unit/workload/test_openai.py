@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rljob_workload.algorithm.batch import Answer
 from rljob_workload.core.trajectory import Trajectory
 from rljob_workload.data.tokenizer import BOS, EOS
-from rljob_workload.server import openai
+from rljob_workload.server import openai, reply
 from rljob_workload.server.errors import ApiError
 
 from .serving import limits
@@ -93,7 +93,7 @@ def test_text_ends_before_the_end_token_and_says_so() -> None:
     ask = openai.read("completions", {"prompt": "1=", "return_token_ids": True}, limits())
     ending = openai.Limits(**{name: getattr(limits(), name) for name in openai.Limits.__slots__} | {"eos": EOS})
     answer = Answer((-2, 1), (4, EOS), (-0.5, -0.5), ((0, 0),))
-    choice = openai.respond(ask, [[answer]], ending, "x", 0)["choices"][0]
+    choice = reply.respond(ask, [[answer]], ending, "x", 0)["choices"][0]
     assert (choice["text"], choice["finish_reason"], choice["token_ids"]) == ("1", "stop", (4, EOS))
 
 

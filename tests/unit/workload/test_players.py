@@ -16,16 +16,17 @@ import pytest
 import yaml
 
 from rljob_workload.algorithm.advantages import LARGEST_REWARD
-from rljob_workload.algorithm.batch import Request
+from rljob_workload.algorithm.batch import Answer, Request
 from rljob_workload.core.collecting import CollectorState
 from rljob_workload.core.slices import SliceGoal
 from rljob_workload.data.builtin import load_builtin
 from rljob_workload.runtime import collector as module
+from rljob_workload.runtime import pumps
 from rljob_workload.runtime.collector import Collector
 from rljob_workload.runtime.logs import close_files
 from rljob_workload.server.place import ServerPlace
 
-from .test_collector import FakeRank
+from .test_collector import FakeRank, FakeTrainer
 
 ROOT = Path(__file__).parents[3]
 #: Of every wait here; all of them take milliseconds on a machine that does nothing else.
@@ -71,6 +72,10 @@ class Play:
 
     async def result(self, rollout: dict[str, Any], **body: Any) -> tuple[int, dict[str, Any]]:
         async with self.session.post(f"{self.url}/rollouts/{rollout['id']}/result", json=body) as response:
+            return response.status, await response.json()
+
+    async def results(self, body: Any) -> tuple[int, dict[str, Any]]:
+        async with self.session.post(f"{self.url}/rollouts/results", json=body) as response:
             return response.status, await response.json()
 
     async def play(self, rollouts: list[dict[str, Any]]) -> None:
@@ -256,6 +261,112 @@ async def test_a_result_that_is_told_again_is_accepted_again_and_counts_once(tmp
         assert status == 410, "it was given up with its group"
         assert "the agent said: the tool is" in answer["error"]["message"]
         assert [one["id"] for one in await play.next() if one["id"][0] == "1"] == ["1.1.0", "1.1.1"], "one try is lost, not two"
+
+
+async def test_results_of_one_request_count_each_by_itself_and_its_answer_brings_the_next_rollouts(tmp_path: Path) -> None:
+    async with playing(tmp_path, maxInFlightPrompts=4) as play:
+        first, second, third, fourth = await play.next(4)
+        for rollout in (first, second, third):
+            assert (await play.turn(rollout))[0] == 200
+        told = [
+            {"id": first["id"], "reward": 1.0, "correct": True},
+            {"id": second["id"], "reward": 0},
+            {"id": third["id"], "reward": "much"},
+            {"id": fourth["id"], "reward": 1.0},
+            {"id": "99.0.0", "reward": 1.0},
+        ]
+        status, answer = await play.results({"results": told, "next": 3})
+        assert (status, answer["over"]) == (200, False)
+        assert [one["id"] for one in answer["results"]] == [one["id"] for one in told]
+        assert [one["status"] for one in answer["results"]] == [200, 200, 400, 409, 404]
+        assert "reward: much is no number" in answer["results"][2]["error"]["message"]
+        assert [one["id"] for one in answer["rollouts"]] == ["2.0.0", "2.0.1", "3.0.0"]
+        assert play.collector.counters()["counts"]["buffered"] == 1
+        status, answer = await play.results({"results": [{"id": third["id"], "error": "no idea"}, *told[:1]]})
+        assert [one["status"] for one in answer["results"]] == [200, 200], "the second was told before, and counts once"
+        assert answer["rollouts"] == [], "none were asked for"
+        assert [one["id"] for one in await play.next(3)] == ["3.0.1", "1.1.0", "1.1.1"], "its prompt is played again"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"results": {}},
+        {"results": [1]},
+        {"results": [{"reward": 1.0}]},
+        {"results": [{"id": 1, "reward": 1.0}]},
+        {"results": [{"id": "0.0.0", "reward": 1.0}] * 257},
+        {"results": [], "next": 257},
+        {"results": [], "next": True},
+        {"result": []},
+    ],
+)
+async def test_a_request_that_holds_no_results_is_refused_as_a_whole(tmp_path: Path, body: dict[str, Any]) -> None:
+    async with playing(tmp_path) as play:
+        status, answer = await play.results(body)
+        assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+        assert len(await play.next()) == 4, "nothing was given out"
+
+
+async def test_an_idle_engine_waits_until_every_rollout_that_agents_have_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when further prompts may be handed out: the first request of a burst was once answered by itself."""
+    monkeypatch.setattr(pumps, "QUIET_SECONDS", 600.0)
+    monkeypatch.setattr(pumps, "LONGEST_BURST_SECONDS", 600.0)
+    async with playing(tmp_path, maxInFlightPrompts=4) as play:
+        play.rank.hold = lambda request: False
+        rollouts = await play.next(6)
+        turns = [asyncio.create_task(play.turn(rollout)) for rollout in rollouts[:-1]]
+        done, _ = await asyncio.wait(turns, timeout=0.1)
+        assert (done, play.rank.slices) == (set(), 0)
+        turns.append(asyncio.create_task(play.turn(rollouts[-1])))
+        assert [status for status, _ in await asyncio.wait_for(asyncio.gather(*turns), SOON)] == [200] * 6
+        assert (play.rank.slices, len(play.rank.asked)) == (1, 6)
+
+
+async def test_an_agent_whose_answer_is_on_its_way_may_ask_again(tmp_path: Path) -> None:
+    """Until the server's thread has looked at the answer, the rollout still has its turn."""
+    async with playing(tmp_path) as play:
+        players, desk = play.collector._players, play.collector.desk
+        assert players is not None
+        names = [rollout["id"] for rollout in await play.next()]
+        with play.collector.monitor.reading():
+            (rollout, *others) = map(players.get, names)
+            for other in others:
+                other.turn = desk.submit(0, (1,), 1, None, lambda got: None)
+            assert players.thinking(0)
+            rollout.turn = desk.submit(0, (1,), 1, None, lambda got: None)
+            assert not players.thinking(0)
+            desk.take(0)
+            assert not players.thinking(0)
+            desk.arrive([Answer((-2, rollout.turn), (4,), (-1.0,), ((0, 0),))])
+            assert players.thinking(0)
+
+
+@pytest.mark.parametrize("onward", [True, False])
+async def test_agents_have_the_next_prompts_while_the_step_is_trained_unless_a_save_follows(
+    tmp_path: Path, onward: bool
+) -> None:
+    async with playing(tmp_path) as play:
+        got: list[str] = []
+
+        async def ask() -> None:
+            got.extend(rollout["id"] for rollout in await play.next(wait=0.0))
+
+        trainer = FakeTrainer(0, [])
+        trainer.during = ask
+        play.rank.train = trainer  # type: ignore[attr-defined]
+        rollouts = await play.next()
+        for rollout in rollouts:
+            await play.turn(rollout)
+        told = [{"id": rollout["id"], "reward": number % 2} for number, rollout in enumerate(rollouts)]
+        await play.results({"results": told})
+        stepped = await asyncio.wait_for(play.collector.step(1, onward, onward), SOON)
+        assert stepped is not None
+        assert got == (["2.0.0", "2.0.1", "3.0.0", "3.0.1"] if onward else [])
+        counts = stepped.counters["counts"]
+        assert (counts["trained"], counts["in_flight"]) == (2, 2 if onward else 0)
 
 
 async def test_a_reward_that_cannot_be_computed_with_is_refused(tmp_path: Path) -> None:

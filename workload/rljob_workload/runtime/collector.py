@@ -174,11 +174,16 @@ class Collector:
         """Have the pumps ask for the slices after this step, whose training all ranks have been asked for already.
 
         Should training fail, the slices fail too: a rank that has not come back to decode takes none. Requests by HTTP are
-        for the weights that are there, so with a server the slices wait for the commit.
+        for the weights that are there, so with a server the slices wait for the commit; but agents may have their prompts
+        already, so that their first turns are waiting by then.
         """
         with self._monitor.changing():
-            if onward and self._house is None and self._interrupted != step:
+            if not onward or self._interrupted == step:
+                return
+            if self._house is None:
                 self._ahead = step
+            elif self._players is not None:
+                self._players.open(self._rollouts.dispatch(step, self.now))
 
     async def _trained(self, training: Awaitable[list[RankStep]]) -> list[RankStep]:
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 
 class Monitor:
@@ -21,11 +21,9 @@ class Monitor:
         self._changes = 0
         self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> AbstractContextManager[bool]:
         """Hold the lock to look."""
-        with self._lock:
-            yield
+        return self._lock
 
     @contextmanager
     def changing(self) -> Iterator[None]:

@@ -75,8 +75,9 @@ class Players:
         return f"{reported} rollouts reported" + (f", {untaken} taken by no agent" if untaken else "")
 
     def thinking(self, replica: int) -> bool:
-        """Whether an agent has a rollout of this replica and no turn under way: it may ask soon."""
-        return any(one.replica == replica and one.turn is None for one in self._rollouts.taken())
+        """Whether an agent has a rollout of this replica and no turn under way, or just got its answer: it may ask soon."""
+        desk = self._owner.desk
+        return any(one.replica == replica and not desk.holds(one.turn) for one in self._rollouts.taken())
 
     def until_deadline(self) -> float | None:
         """Seconds until a validation rollout is overdue; None without any."""

@@ -174,7 +174,7 @@ class Pumps:
     async def _gather(self, replica: int) -> None:
         """An idle engine waits a moment for the rest of a burst: each request by itself costs as much as all together."""
         monitor, desk, players = self._owner.monitor, self._owner.desk, self._owner.players
-        await monitor.first(lambda: self._wanted(replica) or None)
+        await monitor.first(lambda: self._first_of_burst(replica))
         began = newest = time.monotonic()
         seen = (-1, -1)
         while not self._busy[replica] and (now := time.monotonic()) < began + LONGEST_BURST_SECONDS:
@@ -187,6 +187,16 @@ class Pumps:
             if now > newest + QUIET_SECONDS:
                 return
             await asyncio.sleep(LOOK_SECONDS)
+
+    def _first_of_burst(self, replica: int) -> bool | None:
+        """True when a slice has something to do. Agents get the prompts that they may have, and then ask."""
+        if not self._wanted(replica):
+            return None
+        if self._owner.players is None or self._busy[replica]:
+            return True
+        if self._owner.collecting and self._owner.rollouts.missing(self._owner.version):
+            self._dispatch(replica)
+        return self._owner.desk.waits(replica) or None
 
     def _wanted(self, replica: int) -> bool:
         if self._owner.serving and self._owner.desk.wants(replica):

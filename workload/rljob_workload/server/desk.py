@@ -49,8 +49,11 @@ class Desk:
         self._next = 0
         self._closed: Exception | None = None
 
-    def submit(self, replica: int, tokens: tuple[int, ...], answers: int, sampling: Sampling, deliver: Deliver) -> int:
-        """Ask for answers to one prompt. Returns its number. Raises DeskFullError, DeskClosedError."""
+    def submit(self, replica: int, tokens: tuple[int, ...], answers: int, sampling: Sampling | None, deliver: Deliver) -> int:
+        """Ask for answers to one prompt; `sampling` None: as the job says. Returns its number.
+
+        Raises DeskFullError, DeskClosedError.
+        """
         if self._closed is not None:
             raise self._closed
         if self._owed[replica] + answers > MOST_WAITING:
@@ -70,6 +73,10 @@ class Desk:
     def waits(self, replica: int) -> bool:
         """Whether a request waits for the replica's next slice."""
         return bool(self._waiting[replica])
+
+    def holds(self, number: int | None) -> bool:
+        """Whether the request of this number is still to be answered."""
+        return number in self._tickets
 
     def wants(self, replica: int) -> bool:
         """Whether somebody waits for an answer of this replica."""
