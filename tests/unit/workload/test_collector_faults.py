@@ -17,9 +17,7 @@ from rljob_workload.runtime.errors import CollectorFailedError, HungError
 from rljob_workload.runtime.rollouts_of import cap_of
 from rljob_workload.runtime.scoring import EnvironmentHungError
 
-from .test_collector import FakeEnvironment, FakeRank, counts, make, soon, steps
-
-__all__ = ["make"]  # the fixture
+from .fake_ranks import FakeEnvironment, FakeRank, counts, soon, steps
 
 
 class Silent(FakeRank):
