@@ -109,6 +109,47 @@ def test_a_worse_file_decides_the_exit_status_and_the_others_are_still_judged(
     assert "No such file" in shown.err
 
 
+def test_a_file_without_jobs_beside_others_is_named_and_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text in {"claim": CLAIM, "good": GOOD, "notes": "# nothing yet\n"}.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    files = [str(tmp_path / f"{name}.yaml") for name in ("claim", "good", "notes")]
+    assert main(["validate", *files]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{files[1]}: valid\n"
+    skipped = "skipped, it holds no RLJob"
+    assert shown.err == f"rljob: {files[0]}: {skipped}\nrljob: {files[2]}: {skipped}\n"
+
+
+def test_files_without_any_job_are_an_error_that_names_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "claim.yaml").write_text(CLAIM)
+    (tmp_path / "empty.yaml").write_text("")
+    assert main(["validate", str(tmp_path / "claim.yaml"), str(tmp_path / "empty.yaml"), "-o", "json"]) == 2
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == []
+    assert [line.split(": ", 2)[2] for line in shown.err.splitlines()] == ["no object of kind RLJob in it"] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (GOOD.replace("kind: RLJob", "kind: RLJobs"), ":2: kind is 'RLJobs'; this version reads RLJob"),
+        (GOOD.replace("kind: RLJob", "kind: rljob").replace("rljob.dev", "rl.dev"), ":2: kind is 'rljob'; this version reads"),
+        (GOOD.replace("kind: RLJob", "knd: RLJob"), ":1: kind is missing"),
+        (GOOD.replace("kind: RLJob", "kind: [RLJob]"), ":2: kind is ['RLJob'], not a name"),
+        ("apiVersion: v1\nkind: List\nitems: []\n", ":2: kind is 'List'; write its items as documents"),
+        ("- kind: RLJob\n", ":1: not an object: [{'kind': 'RLJob'}]"),
+    ],
+)
+def test_what_was_meant_to_be_a_job_is_not_passed_over_as_another_kind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: str
+) -> None:
+    (tmp_path / "good.yaml").write_text(GOOD)
+    assert check(tmp_path, text) == 2
+    assert f"job.yaml{words}" in capsys.readouterr().err
+    assert check(tmp_path, f"{text}---\n{GOOD}") == 2
+    assert main(["validate", str(tmp_path / "good.yaml"), str(tmp_path / "job.yaml")]) == 2
+
+
 def test_what_only_this_version_cannot_do_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(tmp_path, GOOD + "  queueName: team\n") == 1
     assert "accepted by every rule, but this version does not honour 1 of its fields yet" in capsys.readouterr().out
