@@ -102,7 +102,8 @@ def collector_in(directory: Path, environment: FakeEnvironment | None = None, st
     return collector
 
 
-async def soon(awaitable: Any, seconds: float = 5.0) -> Any:
+async def soon(awaitable: Any, seconds: float = 60.0) -> Any:
+    """The result of what takes milliseconds; past the deadline it never comes."""
     return await asyncio.wait_for(awaitable, seconds)
 
 

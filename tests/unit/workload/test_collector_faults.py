@@ -106,7 +106,7 @@ async def test_the_status_is_answered_while_everything_blocks_and_names_the_olde
     await collector.start([[rank]], 0)
     takes = [asyncio.create_task(collector.take(1)) for _ in range(5)]
     await asyncio.sleep(0.01)
-    said = await soon(collector.status(), 1)
+    said = await soon(collector.status())
     assert said["state"] == "Collecting"
     assert [one["ordinal"] for one in said["oldest_in_flight"]] == list(range(8))
     assert said["oldest_in_flight"][0] | {"age_seconds": 0} == {
@@ -265,7 +265,7 @@ async def test_an_environment_that_hangs_for_ever_costs_prompts_by_name_and_then
     try:
         await collector.start([[FakeRank()]], 0)
         with pytest.raises(HungError, match="7 calls of the environment have not returned"):
-            await soon(collector.take(1), 20)
+            await soon(collector.take(1))
         assert collector.scorer.hung >= 7
     finally:
         release.set()
