@@ -38,7 +38,7 @@ unit: install ## Unit tests only (seconds)
 	@$(PY) -m pytest -q tests/unit
 
 .PHONY: check
-check: install ## Format, lint, types, import arrows, generated files
+check: install ## Format, lint, types (benchmarks and dev too), import arrows, generated files, shell scripts
 	@.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy

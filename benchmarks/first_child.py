@@ -100,6 +100,15 @@ async def wait_for_children(namespace: str, kind: str, count: int) -> Waits:
     return Waits(tuple(sorted(max(0.0, seen[name] - stored[name]) for name in stored)))
 
 
+async def delete_jobs(namespace: str) -> None:
+    """Delete the RLJobs of the namespace, as a whole, and wait until they are gone with what they had."""
+    kube = await connect()
+    try:
+        await _gone(kube, namespace, f"{JOBS}/namespaces/{namespace}/{names.PLURAL}")
+    finally:
+        await kube.close()
+
+
 async def _watch(kube: Kube, namespace: str, seen: dict[str, float], count: int, complete: asyncio.Event) -> None:
     """Note when the first RayCluster of each owner is there, until all have one."""
     connection = await kube.connection()

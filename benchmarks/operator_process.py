@@ -28,11 +28,11 @@ import yaml
 from dev.kube import ROOT, CommandError, Kubectl, cluster_environment
 
 from rljob_api.crd import custom_resource_definition
-from rljob_api.names import API_VERSION, KIND, PLURAL
+from rljob_api.names import API_VERSION, KIND
 from rljob_operator.api import ApiError, ApiUnreachableError
 
 from . import recovery
-from .first_child import wait_for_children
+from .first_child import delete_jobs, wait_for_children
 from .results import Row, table, write, write_block
 
 REST_SECONDS = 30
@@ -151,8 +151,7 @@ def measure(kubectl: Kubectl, environment: dict[str, str], counts: list[int]) ->
         )
     with operator(kubectl, environment) as (process, began, _):
         rows.append(row("start to serving", "s", wait_for_log(process, began), f"the end of its checks, {known} jobs"))
-    # As a whole: kubectl would delete them one by one and wait for each.
-    kubectl("delete", "--raw", f"/apis/{API_VERSION}/namespaces/{kubectl.namespace}/{PLURAL}", timeout=300)
+    asyncio.run(delete_jobs(kubectl.namespace))
     return rows
 
 

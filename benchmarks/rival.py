@@ -21,7 +21,16 @@ from benchmarks.results import ROOT, BenchError, Row, child, environment, python
 from benchmarks.rival_trl import Case
 
 PROMPT_TOKENS = 5
-_SMALL = {"layers": 2, "heads": 4, "vocab": 64, "answers": 8, "learning_rate": 0.001, "entropy": 0.05, "seed": 0, "window": 10}
+_SMALL: dict[str, Any] = {
+    "layers": 2,
+    "heads": 4,
+    "vocab": 64,
+    "answers": 8,
+    "learning_rate": 0.001,
+    "entropy": 0.05,
+    "seed": 0,
+    "window": 10,
+}
 
 #: The example's job, to a mean training reward of 0.9.
 COPY = Case(hidden=64, ffn=128, prompts=16, new_tokens=3, steps=800, warm_up=10, target=0.9, reward="copy", **_SMALL)
@@ -99,7 +108,7 @@ def compared(name: str, case: Case, mine: list[dict[str, Any]], theirs: list[dic
     """The rows of one case."""
 
     def middle(runs: list[dict[str, Any]], key: str) -> float:
-        return statistics.median(run[key] for run in runs)
+        return float(statistics.median(run[key] for run in runs))
 
     steps, cpu = ([1 / middle(runs, key) for runs in (mine, theirs)] for key in ("seconds_per_step", "cpu_seconds_per_step"))
     samples = case.prompts * case.answers

@@ -210,7 +210,8 @@ def beside_transformers(directory: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="rljob-bridge-") as theirs:
         AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).save_pretrained(theirs, max_shard_size="100kB")
         read = _architecture(Path(theirs)) == _architecture(directory)
-        spec = RLJobSpec.model_construct(model=Model.model_construct(hugging_face=HuggingFace(path=theirs)))
+        known: dict[str, Any] = {"model": Model.model_construct(hugging_face=HuggingFace(path=theirs))}
+        spec = RLJobSpec.model_construct(**known)  # the rest of a job does not matter to its weights
         whole = bool(find_weights(spec, _architecture(Path(theirs))))
     return {
         "model": directory.name,

@@ -4,14 +4,12 @@
 #   dev/bridge.sh copy MODEL DIR         MODEL into Megatron and back into DIR, by megatron-bridge alone (any architecture it has)
 #   dev/bridge.sh venv                   make the environment and print its interpreter
 #   dev/bridge.sh lock                   pin it again, with the torch that the trainer uses
-# It lies below ${XDG_CACHE_HOME:-~/.cache}/rljob under the hash of its lock file. megatron-bridge asks for packages that have no wheels
-# for most machines and that nothing here imports, so what the lock lists is installed, and nothing else.
+# dev/locked-venv.sh makes it. megatron-bridge asks for packages that have no wheels for most machines and that nothing here imports,
+# so what the lock lists is installed, and nothing else.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset PYTHONDONTWRITEBYTECODE
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/rljob
 uv=${UV:-.venv/bin/uv}
-export UV_CACHE_DIR="${UV_CACHE_DIR:-$cache/uv}" UV_LINK_MODE="${UV_LINK_MODE:-hardlink}"
 lock() {
   local pins=(--universal --python-version 3.12 --generate-hashes --no-annotate --no-header --quiet)
   mkdir -p build
@@ -22,21 +20,7 @@ lock() {
   cat build/bridge.lock build/bridge-itself.lock > requirements-bridge.lock
 }
 venv() {
-  local venv
-  venv=$cache/bridge-venv-$(sha256sum requirements-bridge.lock | cut -c1-16)
-  if [ ! -e "$venv/ready" ]; then
-    mkdir -p "$cache"
-    exec 9> "$venv.lock"
-    flock 9
-    if [ ! -e "$venv/ready" ]; then
-      echo "installing megatron-bridge into $venv (5 GB beside uv's cache; torch's wheels are shared where .venv was made here)" >&2
-      rm -rf "$venv"
-      "$uv" venv --quiet --python .venv/bin/python "$venv"
-      "$uv" pip sync --quiet --python "$venv/bin/python" --require-hashes requirements-bridge.lock >&2
-      touch "$venv/ready"
-    fi
-  fi
-  echo "$venv/bin/python"
+  dev/locked-venv.sh bridge-venv requirements-bridge.lock "5 GB beside uv's cache; torch's wheels are shared where .venv was made here"
 }
 case ${1:-} in
   lock) lock ;;

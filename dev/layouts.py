@@ -192,8 +192,8 @@ def whole(rng: random.Random) -> dict[str, Any]:
     if draw.odd(0.05):
         grpo["microBatchSize"] = draw.of(1_048_576, 3, 5)
     if draw.odd(0.15):
-        names = ("stallSeconds", "saveSeconds", "handoverSeconds", "activeSeconds", "provisioningSeconds")
-        spec["deadlines"] = {name: draw.of(30, 60, 300, 600) for name in names if draw.chance(0.5)}
+        deadlines = ("stallSeconds", "saveSeconds", "handoverSeconds", "activeSeconds", "provisioningSeconds")
+        spec["deadlines"] = {name: draw.of(30, 60, 300, 600) for name in deadlines if draw.chance(0.5)}
     if draw.odd(0.08):
         spec["failurePolicy"] = {"backoffSeconds": draw.of(0, 5, 400), "maxBackoffSeconds": draw.of(0, 5, 300)}
     if draw.odd(0.1):

@@ -21,6 +21,9 @@ from rljob_workload.data.builtin import load_builtin
 from rljob_workload.environments.unreliable import never_judged
 from rljob_workload.runtime.journal import row_number
 
+#: What becomes of an answered group that is not buffered.
+_VERDICTS: dict[str, type[told.Filtered | told.Evicted]] = {"filtered": told.Filtered, "evicted": told.Evicted}
+
 
 @dataclass
 class Records:
@@ -140,7 +143,7 @@ class _Life:
             case {"answered": ordinal, "verdict": verdict}:
                 yield told.Answered(ordinal, event["size"], event["first"], event["equal"], event["one_try"])
                 if verdict != "buffered":
-                    yield {"filtered": told.Filtered, "evicted": told.Evicted}[verdict](ordinal)
+                    yield _VERDICTS[verdict](ordinal)
             case {"failed": ordinal}:
                 yield told.Failed(ordinal)
             case {"evicted": ordinal}:

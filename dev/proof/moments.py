@@ -140,7 +140,7 @@ def hit(life: Life) -> Hit:
         return Hit.COMMIT
     if _unpublished(life, events):
         return Hit.SAVE
-    last = next((event for event in reversed(events) if {"snapshot", "asked"} & event.keys()), {})
+    last: dict[str, Any] = next((event for event in reversed(events) if {"snapshot", "asked"} & event.keys()), {})
     return Hit.SAVED if "snapshot" in last else Hit.STEPS
 
 

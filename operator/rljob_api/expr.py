@@ -74,10 +74,6 @@ class Expr:
         """Equality (`==` stays Python's own)."""
         return _Binary("==", self, lift(other))
 
-    def ne(self, other: Operand) -> Expr:
-        """Inequality."""
-        return _Binary("!=", self, lift(other))
-
     def divides(self, other: Operand) -> Expr:
         """Whether the other one is a multiple of this one."""
         return (lift(other) % self).eq(0)
@@ -172,7 +168,6 @@ _OPERATIONS: dict[str, Any] = {
     ">": lambda a, b: a > b,
     ">=": lambda a, b: a >= b,
     "==": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
 }
 
 

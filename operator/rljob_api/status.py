@@ -106,7 +106,7 @@ class RLJobStatus(ApiModel):
     prompts: PromptCounts | None = None
     """Where the prompts of this run are."""
     rolled_back: RolledBack | None = None
-    """Work that the attempt's resume undid."""
+    """Work that this attempt's resume undid; not a sum over the attempts."""
     in_flight_prompts: InFlightPrompts | None = None
     """The cap on prompts answered at the same time."""
     checkpoint_volume: Volume | None = None

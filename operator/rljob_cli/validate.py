@@ -32,8 +32,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "validate",
         help="check manifests against the rules, without a cluster",
         description="Check RLJob manifests: schema, parallel layout, batch arithmetic, and what this version supports. A file "
-        "may hold several documents; those of other kinds are passed over.",
-        epilog="exit status: 0 valid (warnings allowed), 1 invalid, 2 unreadable\nexample: rljob validate examples/copy.yaml",
+        "may hold several documents; those of other kinds are passed over, and so is a file that holds nothing else.",
+        epilog="exit status: 0 valid (warnings allowed), 1 invalid, 2 unreadable, or no RLJob in any file\n"
+        "example: rljob validate examples/*.yaml",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("files", nargs="*", metavar="FILE", help="YAML or JSON file with RLJobs; - reads standard input")
@@ -65,7 +66,8 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("validate needs a FILE (- reads standard input), or --explain RULE")
     facts = _read_model(options.model) if options.model else None
     rows: list[dict[str, Any]] = []
-    status = 0
+    without: list[str] = []
+    status = judged = 0
     for file in options.files:
         try:
             jobs = list(_jobs(file, facts))
@@ -73,6 +75,8 @@ def run(options: argparse.Namespace) -> int:
             print(_clean(f"rljob: {error}"), file=sys.stderr)
             status = 2
             continue
+        judged += len(jobs)
+        without += [] if jobs else [file]
         for job in jobs:
             status = max(status, 1 if job.broken else 0)
             rows += [{"file": file, **finding.to_wire(), "line": at.line, "column": at.column} for finding, at in job.findings]
@@ -80,7 +84,10 @@ def run(options: argparse.Namespace) -> int:
                 _print(job, file)
     if options.output == "json":
         print(json.dumps(rows, indent=2))
-    return status
+    for file in without:
+        note = f"skipped, it holds no {names.KIND}" if judged else f"no object of kind {names.KIND} in it"
+        print(_clean(f"rljob: {file}: {note}"), file=sys.stderr)
+    return status if judged else 2
 
 
 def _print(job: Job, file: str) -> None:
@@ -96,13 +103,11 @@ def _print(job: Job, file: str) -> None:
 
 
 def _jobs(file: str, facts: ModelFacts | None) -> Iterator[Job]:
-    """Every RLJob of a file, judged. Raises UserError for what can't be read."""
+    """Every RLJob of a file, judged; none where all its objects are of other kinds. Raises UserError for what can't be read."""
     try:
-        documents = [document for document in read_documents(_text(file)) if _is_job(document.value)]
+        documents = [document for document in read_documents(_text(file)) if _is_job(file, document)]
     except SourceError as error:
         raise UserError(f"{file}:{error}" if error.args[0][:1].isdigit() else f"{file}: {error}") from None
-    if not documents:
-        raise UserError(f"{file}: no object of kind {names.KIND} in it")
     for document in documents:
         version = document.value.get("apiVersion")
         if version != names.API_VERSION:
@@ -111,8 +116,24 @@ def _jobs(file: str, facts: ModelFacts | None) -> Iterator[Job]:
         yield _judged(file, document, facts, alone=len(documents) == 1)
 
 
-def _is_job(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("kind") == names.KIND
+def _is_job(file: str, document: Document) -> bool:
+    """Whether it is for us to judge. Raises UserError for what was meant to be: a typo must not pass for another kind."""
+    value = document.value
+    if value is None:
+        return False
+    if not isinstance(value, dict):
+        raise UserError(f"{file}:{document.place(()).line}: not an object: {_short(value)}")
+    kind, version = value.get("kind"), value.get("apiVersion")
+    if kind == names.KIND:
+        return True
+    at = f"{file}:{document.place(('kind',)).line}"
+    if not isinstance(kind, str) or not kind:
+        raise UserError(f"{at}: kind is missing" if "kind" not in value else f"{at}: kind is {_short(kind)}, not a name")
+    if str(version).startswith(f"{names.GROUP}/") or kind.lower() == names.KIND.lower():
+        raise UserError(f"{at}: kind is {_short(kind)}; this version reads {names.KIND}")
+    if kind == "List":
+        raise UserError(f"{at}: kind is 'List'; write its items as documents of their own, with --- between them")
+    return False
 
 
 def _text(file: str) -> str:

@@ -64,7 +64,7 @@ def _numbers(page: _Page, jobs: list[Job]) -> None:
         ("reward", "gauge", "Mean reward of the last step's answers."),
         ("validation_reward", "gauge", "Mean reward of the last validation."),
         ("checkpoint_step", "gauge", "Step of the newest complete checkpoint."),
-        ("rolled_back_steps", "counter", "Steps that resumes undid."),
+        ("rolled_back_steps", "gauge", "Steps that the resume of the newest attempt undid."),
         ("in_flight_prompts_cap", "gauge", "Effective cap on prompts answered at the same time."),
         ("last_step_timestamp_seconds", "gauge", "When the last step was committed."),
     ):

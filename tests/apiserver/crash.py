@@ -21,7 +21,7 @@ from rljob_api.preflight import PreflightReport
 from rljob_api.progress import Finished, ProgressReport, PromptCounts
 from rljob_operator.api import ApiError
 
-from .conftest import Space, condition, ready_status, write_kubeconfig
+from .conftest import Space, condition, eventually, ready_status, write_kubeconfig
 from .gate import Gate
 from .spawn import Spawned
 
@@ -51,6 +51,7 @@ class CrashProxy(Gate):
         self.open = True
         self.calls: list[Call] = []
         self.target: tuple[Call, When] | None = None
+        self.killing = False
         self.killed = asyncio.Event()
         self.process: Spawned | None = None
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -64,13 +65,20 @@ class CrashProxy(Gate):
         call = Call(request.method, path, self._counts[request.method, path])
         self._counts[request.method, path] += 1
         self.calls.append(call)
-        kill = self.target is not None and call == self.target[0] and not self.killed.is_set()
-        if kill and self.target is not None and self.target[1] == "before it is forwarded":
+        if self._strikes(call, "before it is forwarded"):
             return await self._kill()
         answer = await self._answer(request)
-        if kill:
+        if self._strikes(call, "after its reply was received"):
             return await self._kill()
         return answer
+
+    def disarm(self) -> bool:
+        """Kill nothing from now on; True where the operator was killed, or is about to be."""
+        self.target = None
+        return self.killing
+
+    def _strikes(self, call: Call, when: When) -> bool:
+        return self.target == (call, when) and not self.killing
 
     def last_like(self, call: Call) -> Call:
         """The last request of this life that differs from that one in its number only; that one where there is none."""
@@ -90,6 +98,7 @@ class CrashProxy(Gate):
 
     async def _kill(self) -> web.StreamResponse:
         assert self.process is not None
+        self.killing = True
         self.process.kill()
         await asyncio.to_thread(self.process.wait)
         self.killed.set()
@@ -121,8 +130,8 @@ class Life:
     starts: int = 0
     asked: Counter[str] = field(default_factory=Counter)
 
-    async def live(self) -> dict[str, Any]:
-        """Live it; returns the finished job."""
+    async def live(self) -> None:
+        """Live it to the end and check what it comes to, once more where the operator was killed (the end is moments too)."""
         await self.space.claim()
         self.proxy.target = self.target
         self._start()
@@ -130,11 +139,20 @@ class Life:
         keeper = asyncio.create_task(self._keep_running())
         try:
             await self.space.apply(self.spec)
-            return await self.space.until(lambda job: "finishTime" in job.get("status", {}), "the end", ENDS_WITHIN)
+            await self._check()
+            if self.proxy.disarm():
+                await keeper
+                await self._check()
         finally:
             for task in (player, keeper):
                 task.cancel()
             await asyncio.gather(player, keeper, return_exceptions=True)
+
+    async def _check(self) -> None:
+        await check_end(
+            self.space, await self.space.until(lambda job: "finishTime" in job.get("status", {}), "the end", ENDS_WITHIN)
+        )
+        await nothing_left(self.space)
 
     def _start(self) -> None:
         self.starts += 1
@@ -228,6 +246,18 @@ async def check_end(space: Space, job: dict[str, Any]) -> None:
     assert status["prompts"]["trained"] == status["prompts"]["handedOut"] == 8000
     taken = [post["submission_id"] for post in space.ray.posts]
     assert taken == ["copy-1", "copy-2"], f"submissions: {taken}"
+
+
+async def nothing_left(space: Space) -> None:
+    """Wait until what a finished job must not leave is gone."""
+    left: list[str] = []
+
+    async def gone() -> bool:
+        nonlocal left
+        left = await left_behind(space)
+        return not left
+
+    await eventually(gone, lambda: f"left behind: {left}{space.logs()}", 60)
 
 
 async def left_behind(space: Space) -> list[str]:

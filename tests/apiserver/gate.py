@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 
 import aiohttp
@@ -52,8 +53,9 @@ class Gate:
         url = self._connection.server + str(request.rel_url)
         async with self._session.request(request.method, url, data=await request.read() or None, headers=wanted) as answer:
             response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.headers["Content-Type"]})
-            await response.prepare(request)
-            async for chunk in answer.content.iter_any():
-                await response.write(chunk)
-            await response.write_eof()
+            with contextlib.suppress(ConnectionResetError):  # the operator was killed: nobody reads on
+                await response.prepare(request)
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
+                await response.write_eof()
             return response

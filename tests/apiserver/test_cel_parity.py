@@ -95,14 +95,11 @@ async def test_a_name_is_judged_alike(space: Space, spec: dict[str, Any], name: 
         assert f"has {len(name)} characters" in said
 
 
-async def test_a_refused_job_answers_within_a_second_and_leaves_no_object(space: Space, spec: dict[str, Any]) -> None:
+async def test_a_refused_job_leaves_no_object(space: Space, spec: dict[str, Any]) -> None:
     spec["trainer"] |= {"gpusPerNode": 8}
     spec["parallelism"] = {"tensor": 2, "pipeline": 8}
-    loop = asyncio.get_running_loop()
-    began = loop.time()
     with pytest.raises(ApiError, match=r"world size 8 .* = 16") as refused:
         await space.apply(spec)
-    assert loop.time() - began < 1
     assert "model.shape.layers 2 are not divisible by pipeline 8" in refused.value.message
     assert await space.items("rljobs") == []
 

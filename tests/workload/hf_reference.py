@@ -54,7 +54,8 @@ def _attention(config: dict[str, Any], own: dict[str, Tensor], x: Tensor) -> Ten
     scores = turned(q) @ k.transpose(1, 2) / size**0.5
     future = torch.ones(count, count, dtype=torch.bool).triu(1)
     mixed = scores.masked_fill(future, float("-inf")).softmax(-1) @ v
-    return mixed.transpose(0, 1).reshape(count, -1) @ own["self_attn.o_proj.weight"].T
+    out: Tensor = mixed.transpose(0, 1).reshape(count, -1) @ own["self_attn.o_proj.weight"].T
+    return out
 
 
 def _frequencies(rope: dict[str, Any], size: int) -> Tensor:

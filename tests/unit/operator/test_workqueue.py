@@ -121,7 +121,7 @@ async def test_get_waits_until_a_key_is_added() -> None:
     await asyncio.sleep(0)
     assert not waiter.done()
     q.add(A)
-    assert await asyncio.wait_for(waiter, 5) == A
+    assert await asyncio.wait_for(waiter, 60) == A
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "take", "done", "fail", "tick"]), st.sampled_from([A, B])), max_size=80))

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+from rljob_workload.runtime.logs import close_files
+
+if TYPE_CHECKING:
+    from rljob_workload.runtime.collector import Collector
 
 
 @pytest.fixture(autouse=True)
@@ -17,3 +25,12 @@ def own_logging() -> Iterator[None]:
     logger.handlers[:] = handlers
     logger.propagate = propagate
     logger.setLevel(level)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Collector]]:
+    """`fake_ranks.collector_in` in the test's directory."""
+    from .fake_ranks import collector_in  # imports Ray, which most tests beside the collector's do without
+
+    yield partial(collector_in, tmp_path)
+    close_files()

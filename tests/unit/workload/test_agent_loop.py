@@ -12,7 +12,7 @@ import pytest
 
 from rljob_workload.agents import hints, loop
 
-from .test_collector import FakeTrainer
+from .fake_ranks import FakeTrainer
 from .test_players import SOON, Play, playing
 
 

@@ -17,9 +17,7 @@ from rljob_workload.runtime.errors import CollectorFailedError, HungError
 from rljob_workload.runtime.rollouts_of import cap_of
 from rljob_workload.runtime.scoring import EnvironmentHungError
 
-from .test_collector import FakeEnvironment, FakeRank, counts, make, soon, steps
-
-__all__ = ["make"]  # the fixture
+from .fake_ranks import FakeEnvironment, FakeRank, counts, soon, steps
 
 
 class Silent(FakeRank):
@@ -108,7 +106,7 @@ async def test_the_status_is_answered_while_everything_blocks_and_names_the_olde
     await collector.start([[rank]], 0)
     takes = [asyncio.create_task(collector.take(1)) for _ in range(5)]
     await asyncio.sleep(0.01)
-    said = await soon(collector.status(), 1)
+    said = await soon(collector.status())
     assert said["state"] == "Collecting"
     assert [one["ordinal"] for one in said["oldest_in_flight"]] == list(range(8))
     assert said["oldest_in_flight"][0] | {"age_seconds": 0} == {
@@ -267,7 +265,7 @@ async def test_an_environment_that_hangs_for_ever_costs_prompts_by_name_and_then
     try:
         await collector.start([[FakeRank()]], 0)
         with pytest.raises(HungError, match="7 calls of the environment have not returned"):
-            await soon(collector.take(1), 20)
+            await soon(collector.take(1))
         assert collector.scorer.hung >= 7
     finally:
         release.set()

@@ -110,14 +110,14 @@ def test_a_save_is_accepted_and_reaches_the_driver(world: World) -> None:
     world.control.attach(world.due, 7, None)
     assert world.post(names.CONTROL_SAVE_PATH) == (202, {"accepted": True, "step": 7, "message": "will be saved"})
     assert world.due.urgent() is Cause.REQUEST
-    assert world.control.events.get(timeout=5) == "save"
+    assert world.control.events.get(timeout=60) == "save"
 
 
 def test_a_save_that_is_waited_for_names_the_checkpoint(world: World) -> None:
     world.control.attach(world.due, 7, None)
 
     def driver() -> None:
-        world.control.events.get(timeout=5)
+        world.control.events.get(timeout=60)
         world.control.stepped(8)
         world.save(8)
 
@@ -137,7 +137,7 @@ def test_a_save_that_was_asked_for_after_another_one_had_begun_waits_for_its_own
     earlier = world.control.saving()
 
     def driver() -> None:
-        world.control.events.get(timeout=5)
+        world.control.events.get(timeout=60)
         world.control.saved(CheckpointInfo(step=7, path="runs/d/n/step-000007-t000001"), earlier)
         world.due.took(0.1)
         assert world.due.urgent() is Cause.REQUEST
@@ -203,11 +203,11 @@ def test_the_report_is_answered_while_a_save_is_waited_for_and_with_no_token(wor
     world.control.attach(world.due, 7, None)
     waiting = threading.Thread(target=world.post, args=(names.CONTROL_SAVE_PATH + "?wait=60",))
     waiting.start()
-    world.control.events.get(timeout=5)
+    world.control.events.get(timeout=60)
     assert world.post(names.PROGRESS_PATH, token=None, method="GET")[0] == 200
     assert waiting.is_alive()
     world.save(7)
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive()
 
 
@@ -222,6 +222,6 @@ def test_other_paths_methods_and_bodies_have_their_answers(world: World) -> None
 @pytest.mark.parametrize(("length", "status"), [("abc", 400), ("-5", 400), ("\u0663", 400), ("9" * 5000, 413)])
 def test_a_length_that_is_none_is_refused_in_words(world: World, length: str, status: int) -> None:
     world.control.attach(world.due, 7, None)
-    with socket.create_connection(("127.0.0.1", world.server.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", world.server.port), timeout=60) as connection:
         connection.sendall(f"POST {names.CONTROL_SAVE_PATH} HTTP/1.1\r\nContent-Length: {length}\r\n\r\n".encode())
         assert int(connection.recv(1024).split()[1]) == status

@@ -38,8 +38,13 @@ class Life:
         self.due.stepped(seconds)
         if decision.save:
             self.clock.now += save
-            self.due.saved(save)
+            self.saved(save)
         return decision.causes
+
+    def saved(self, seconds: float) -> None:
+        """A save took so long, in which nothing else happened."""
+        self.due.took(seconds)
+        self.due.begun()
 
 
 def life(every_steps: int = 1000, last_step: int = 1000, seconds: float | None = None, deadline: float | None = None) -> Life:
@@ -83,7 +88,7 @@ def test_a_decision_is_kept_whatever_happens_meanwhile() -> None:
     run.due.ask_stop()
     assert not run.due.decide(1).save
     assert run.due.decide(2).causes == (Cause.SECONDS, Cause.DEADLINE, Cause.REQUEST, Cause.STOP)
-    run.due.saved(1)
+    run.saved(1)
     assert run.due.decide(2).save
     with pytest.raises(ValueError, match="step 1 was decided before step 2"):
         run.due.decide(1)
@@ -146,7 +151,7 @@ def test_a_run_with_a_deadline_has_saved_its_last_step_before_it(
     run = life(every_steps=every, last_step=len(steps) + 1, deadline=100 + room)
     run.step(0, seconds=longest)
     run.clock.now += saves
-    run.due.saved(saves)
+    run.saved(saves)
     unsaved = 0
     for number, seconds in enumerate(steps, 1):
         if run.due.urgent():
@@ -175,5 +180,5 @@ def test_any_order_of_requests_and_steps_serves_each_request_and_never_changes_a
         run.clock.now += data.draw(st.floats(0, 5))
         assert run.due.decide(number) is first
         if first.save:
-            run.due.saved(0.1)
+            run.saved(0.1)
         assert run.due.urgent() is (Cause.REQUEST if late and not first.save else None)

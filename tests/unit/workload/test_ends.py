@@ -207,7 +207,7 @@ def test_ctrl_c_saves_and_says_so_and_a_second_one_ends_at_once(
             self.control.attach(Due(DueRules(100, 100), lambda: 0.0), 7, None)
             with self.stop.while_training(self.control.ask_stop):
                 os.kill(os.getpid(), signal.SIGINT)
-                assert self.control.events.get(timeout=5) == "stop"
+                assert self.control.events.get(timeout=60) == "stop"
                 if again:
                     os.kill(os.getpid(), signal.SIGINT)
             raise RunError(ExitCode.STOPPED, f"stopped by {self.stop.by} after step 7, which was saved")
@@ -259,7 +259,7 @@ def test_a_daemon_that_dies_is_named_at_once() -> None:
 
         with watched({"gcs_server": daemon.pid}, note):
             daemon.kill()
-            assert died.wait(5)
+            assert died.wait(60)
     assert names == [f"gcs_server (process {daemon.pid})"]
 
 
@@ -286,7 +286,7 @@ def last_word(progress: Progress, left: list[int], gone: threading.Event) -> Las
 def test_an_end_that_hangs_is_cut_short_with_its_report() -> None:
     progress, left, gone = Progress(report()), [], threading.Event()  # type: ignore[var-annotated]
     last_word(progress, left, gone).overdue(ExitCode.STOPPED, "stopped", seconds=0.05)
-    assert gone.wait(5)
+    assert gone.wait(60)
     assert left == [ExitCode.STOPPED]
     assert progress.report.failed is not None
     assert progress.report.failed.message == "stopped"

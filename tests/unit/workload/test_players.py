@@ -26,7 +26,7 @@ from rljob_workload.runtime.collector import Collector
 from rljob_workload.runtime.logs import close_files
 from rljob_workload.server.place import ServerPlace
 
-from .test_collector import FakeRank, FakeTrainer
+from .fake_ranks import FakeRank, FakeTrainer
 
 ROOT = Path(__file__).parents[3]
 #: Of every wait here; all of them take milliseconds on a machine that does nothing else.

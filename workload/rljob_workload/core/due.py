@@ -101,11 +101,6 @@ class Due:
         """A save took so long, from its begin to the checkpoint. Called in any thread."""
         self._saves.append(seconds)
 
-    def saved(self, seconds: float) -> None:
-        """A save took so long and has just ended."""
-        self.took(seconds)
-        self.begun()
-
     def served(self) -> None:
         """The newest state is saved: whoever asked for a save has it. A wanted end stays wanted."""
         self._save_wanted = False

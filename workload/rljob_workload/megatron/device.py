@@ -147,11 +147,3 @@ class RankBarrier:
         if "Timed out" in text:
             return HandoverTimeoutError(phase, (0,), self._seconds)
         return HandoverError(f"rank {dist.get_rank()} lost another rank at the hand-over ({phase}): {' '.join(text.split())}")
-
-
-def ranks_where(flag: bool) -> list[int]:
-    """The ranks on which the flag is set; the same answer everywhere. Collective over all ranks."""
-    mine = torch.tensor([int(flag)], device=current())
-    flags = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(flags, mine)
-    return [rank for rank, value in enumerate(flags) if int(value)]

@@ -29,17 +29,17 @@ from rljob_workload.core.source import Row, SourceError
 from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.environments import load_environment
 from rljob_workload.megatron.errors import EngineError, NonFiniteError
+from rljob_workload.runtime.account import Account
 from rljob_workload.runtime.agent import AgentError
 from rljob_workload.runtime.concurrency import control
 from rljob_workload.runtime.errors import CollectorFailedError, HungError, cause_line
 from rljob_workload.runtime.journal import keeper_of_books
 from rljob_workload.runtime.logs import log_to_file
 from rljob_workload.runtime.monitor import Monitor
-from rljob_workload.runtime.oldest import named, oldest_in_flight
 from rljob_workload.runtime.players import Players
 from rljob_workload.runtime.prompts import too_many_skipped
 from rljob_workload.runtime.pumps import Pumps
-from rljob_workload.runtime.rollouts_of import build_rollouts, cap_of
+from rljob_workload.runtime.rollouts_of import build_rollouts
 from rljob_workload.runtime.scoring import Scorer
 from rljob_workload.runtime.stretch import ActiveClock, End, Stepped
 from rljob_workload.server.desk import Desk
@@ -76,6 +76,7 @@ class Collector:
         self._players = Players(self, replicas, answer_seconds) if self._spec.environment.agent else None
         self._house = self._new_house(task, place, logs / f"agent-attempt-{attempt:06d}.log") if place else None
         self._pumps = Pumps(self, self._spec)
+        self._account = Account(self._spec, self._rollouts, self._players, self._pumps, self._machine, self._clock)
         self._failure: Exception | None = None
         self._interrupted: int | None = None
         self._version = 0
@@ -205,7 +206,9 @@ class Collector:
             # The groups are there; the slices have deadlines of their own, and those name ranks.
             end = await self._monitor.first(lambda: self._end_of_stretch(step), stall)
         if end is None:
-            raise HungError(f"step {step}: no batch within {stall:g} s (deadlines.stallSeconds); {self._waiting_for()}")
+            with self._monitor.reading():
+                waiting = self._account.waiting_for(self._version)
+            raise HungError(f"step {step}: no batch within {stall:g} s (deadlines.stallSeconds); {waiting}")
         return end.taken or (None, None)
 
     @control
@@ -223,7 +226,7 @@ class Collector:
         with self._monitor.changing():
             self._rollouts.commit(step, ordinals)
             self._rollouts.check()
-            counters = self._counters()
+            counters = self._account.counters()
             if resume and self._version < step:  # a repetition finds that it has been done
                 self._resume(step)
             return counters
@@ -247,19 +250,12 @@ class Collector:
     async def status(self) -> dict[str, Any]:
         """State, counters, and what is waited for longest."""
         with self._monitor.reading():
-            return {
-                "state": self._machine.state,
-                "failure": str(self._failure or ""),
-                "oldest_in_flight": self._oldest(),
-                "cap": asdict(cap_of(self._spec)),
-                "log": [f"{move.before} {move.seconds:.3f} s -> {move.after}: {move.why}" for move in self._machine.log[-8:]],
-                **self._counters(),
-            }
+            return {"failure": str(self._failure or ""), **self._account.status()}
 
     def counters(self) -> dict[str, Any]:
         """The ledger's counters, and the skipped ordinals by cause."""
         with self._monitor.reading():
-            return self._counters()
+            return self._account.counters()
 
     # ---- what the pumps see; all of it with the lock held ----------------------------------
 
@@ -344,7 +340,7 @@ class Collector:
         interrupted = self._interrupted == step
         if self._machine.state in OPEN:
             if not interrupted and self._rollouts.missing(self._version):
-                if self._spec.prompts.on_exceeded != "Fail" or not too_many_skipped(self._spec, self._counters()):
+                if self._spec.prompts.on_exceeded != "Fail" or not too_many_skipped(self._spec, self._account.counters()):
                     self._refuse_dead_end(step)
                     return None
                 # The run is over, and need not wait for a batch that may never come: the driver asks why there is none.
@@ -389,22 +385,3 @@ class Collector:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
-
-    # ---- reports ----------------------------------------------------------------------------
-
-    def _counters(self) -> dict[str, Any]:
-        ledger = self._rollouts.ledger
-        return {"counts": asdict(ledger.counts()), "skipped_names": ledger.skipped_names()}
-
-    def _oldest(self) -> list[dict[str, Any]]:
-        timeout = self._spec.generation.answer_timeout_seconds
-        return oldest_in_flight(self._rollouts, self._players, self.now, timeout)
-
-    def _waiting_for(self) -> str:
-        with self._monitor.reading():
-            missing, size = self._rollouts.missing(self._version), self._spec.algorithm.grpo.generations_per_prompt
-            slices = ", ".join(f"replica {replica} for {seconds:.0f} s" for replica, seconds in self._pumps.slices.items())
-            return (
-                f"the collector is {self._machine.state}, {missing} groups are missing; decoding: {slices or 'nobody'}; in "
-                f"flight longest: {named(self._oldest()[:3], size)}"
-            )

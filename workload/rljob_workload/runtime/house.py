@@ -10,9 +10,8 @@ from rljob_api.layout import layout_of, shape_of
 from rljob_api.spec import RLJobSpec
 from rljob_workload.data.builtin import TaskData
 from rljob_workload.runtime.agent import AgentError, AgentProcess
-from rljob_workload.runtime.monitor import Monitor
+from rljob_workload.runtime.owner import Owner
 from rljob_workload.runtime.players import Players
-from rljob_workload.server.desk import Desk
 from rljob_workload.server.front import Front
 from rljob_workload.server.openai import Limits
 from rljob_workload.server.place import ServerPlace
@@ -20,13 +19,9 @@ from rljob_workload.server.place import ServerPlace
 log = logging.getLogger("rljob.collector")
 
 
-class Owner(Protocol):
+class HouseOwner(Owner, Protocol):
     """The collector, as this module sees it."""
 
-    @property
-    def monitor(self) -> Monitor: ...
-    @property
-    def desk(self) -> Desk: ...
     @property
     def players(self) -> Players | None: ...
     def fail(self, why: str, cause: BaseException) -> None: ...
@@ -35,7 +30,7 @@ class Owner(Protocol):
 class House:
     """Opened once before the first prompt, closed at the end."""
 
-    def __init__(self, owner: Owner, spec: RLJobSpec, task: TaskData, place: ServerPlace, agent_log: Path) -> None:
+    def __init__(self, owner: HouseOwner, spec: RLJobSpec, task: TaskData, place: ServerPlace, agent_log: Path) -> None:
         self._owner = owner
         self._spec = spec
         self._place = place

@@ -13,10 +13,8 @@ from typing import Protocol
 from rljob_workload.algorithm.batch import Request
 from rljob_workload.core.agents import AgentRollout, AgentRollouts, Purpose, RolloutOverError
 from rljob_workload.core.groups import Group
-from rljob_workload.core.rollouts import Rollouts
 from rljob_workload.core.source import Row
-from rljob_workload.runtime.monitor import Monitor
-from rljob_workload.server.desk import Desk
+from rljob_workload.runtime.owner import Owner
 
 log = logging.getLogger("rljob.collector")
 
@@ -24,23 +22,16 @@ log = logging.getLogger("rljob.collector")
 VALIDATION = -1
 
 
-class Owner(Protocol):
+class PlayersOwner(Owner, Protocol):
     """The collector, as this module sees it."""
 
-    @property
-    def monitor(self) -> Monitor: ...
-    @property
-    def rollouts(self) -> Rollouts: ...
-    @property
-    def desk(self) -> Desk: ...
     def lose(self, group: Group, why: str) -> None: ...
-    def settle(self) -> None: ...
 
 
 class Players:
     """Rollouts of a run, given to whoever asks for them."""
 
-    def __init__(self, owner: Owner, replicas: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, owner: PlayersOwner, replicas: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         """`seconds`: a validation rollout's time, from when an agent takes it."""
         self._owner = owner
         self._rollouts = AgentRollouts(replicas)

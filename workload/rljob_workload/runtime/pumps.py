@@ -19,13 +19,11 @@ from rljob_api.spec import RLJobSpec
 from rljob_workload.algorithm.batch import HTTP, Answer, DecodeSlice, Request, TrainBatch
 from rljob_workload.core.groups import Group
 from rljob_workload.core.ledger import SkipCause
-from rljob_workload.core.rollouts import Rollouts
 from rljob_workload.core.slices import SliceGoal, share_left
 from rljob_workload.runtime.errors import HungError, cause_line
-from rljob_workload.runtime.monitor import Monitor
+from rljob_workload.runtime.owner import Owner
 from rljob_workload.runtime.players import Players
 from rljob_workload.runtime.scoring import ScoreError, Scorer
-from rljob_workload.server.desk import Desk
 
 log = logging.getLogger("rljob.collector")
 
@@ -42,17 +40,11 @@ LOOK_SECONDS = 0.002
 _Order = tuple[list[Request], SliceGoal]
 
 
-class Owner(Protocol):
-    """The collector, as its pumps see it. Everything but `monitor`, `scorer` and `fail` is used with the lock held."""
+class PumpsOwner(Owner, Protocol):
+    """The collector, as its pumps see it; only `scorer` is used without the lock, too."""
 
     @property
-    def monitor(self) -> Monitor: ...
-    @property
-    def rollouts(self) -> Rollouts: ...
-    @property
     def scorer(self) -> Scorer: ...
-    @property
-    def desk(self) -> Desk: ...
     @property
     def players(self) -> Players | None: ...
     @property
@@ -65,14 +57,13 @@ class Owner(Protocol):
     def ahead(self) -> bool: ...
     @property
     def serving(self) -> bool: ...
-    def settle(self) -> None: ...
     def fail(self, why: str, cause: BaseException) -> None: ...
 
 
 class Pumps:
     """Slices in, answers out, groups scored."""
 
-    def __init__(self, owner: Owner, spec: RLJobSpec) -> None:
+    def __init__(self, owner: PumpsOwner, spec: RLJobSpec) -> None:
         self._owner = owner
         self._spec = spec
         self._replicas: Sequence[Sequence[Any]] = []

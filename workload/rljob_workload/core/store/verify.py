@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import Literal
 
 from rljob_workload.core.store.errors import InvalidCheckpointError
@@ -43,11 +44,19 @@ def verified_level(manifest: Manifest, level: Level) -> Level:
 def _present(files: Files, checkpoint: str, manifest: Manifest) -> set[str]:
     """Files that are there with their sizes. Raises for what does not belong there."""
     present: set[str] = set()
+    folders = {str(folder) for path in manifest.files for folder in PurePosixPath(path).parents}
     prefix = f"{checkpoint}/" if checkpoint else ""
     try:
         for path, kind in walk(files, checkpoint):
             below = path[len(prefix) :]
-            if kind is Kind.DIRECTORY or below == MANIFEST or below.rpartition("/")[2].startswith(_OF_THE_VOLUME):
+            if below == MANIFEST or below.rpartition("/")[2].startswith(_OF_THE_VOLUME):
+                continue
+            if kind is Kind.DIRECTORY:
+                if below not in folders:
+                    problem = (
+                        "is a directory, expected a file" if below in manifest.files else "the manifest has nothing below it"
+                    )
+                    raise InvalidCheckpointError(checkpoint, below, problem)
                 continue
             if kind is Kind.OTHER:
                 raise InvalidCheckpointError(checkpoint, below, f"is {kind.value}")
