@@ -108,7 +108,7 @@ class Loop:
         end, count = loop.time() + LONGEST_GATHER_SECONDS, 0
         while self._playing and count < len(self._results) and loop.time() < end:
             count = len(self._results)
-            await asyncio.sleep(MOMENT_SECONDS)
+            await asyncio.wait(self._playing, timeout=MOMENT_SECONDS)
 
     async def _report(self) -> None:
         """Tell results, and play what the trainer gives in their place."""

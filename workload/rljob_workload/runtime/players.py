@@ -40,6 +40,8 @@ class Players:
         self._validating: dict[str, AgentRollout] = {}
         self._validations = 0
         self._reports = 0
+        #: When the newest reward was reported, by the clock.
+        self.newest = 0.0
         self._over = False
 
     # ---- what the pumps ask -----------------------------------------------------------------
@@ -107,6 +109,7 @@ class Players:
         rollout = self._rollouts.get(name)
         done = self._rollouts.report(name, reward, correct=correct)
         self._reports += 1
+        self.newest = self._clock()
         if done is None:
             if rollout.purpose is Purpose.VALIDATE and not self.missing_verdicts():
                 self._owner.monitor.notify()

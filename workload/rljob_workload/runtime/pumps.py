@@ -166,15 +166,12 @@ class Pumps:
         """An idle engine waits a moment for the rest of a burst: each request by itself costs as much as all together."""
         monitor, desk, players = self._owner.monitor, self._owner.desk, self._owner.players
         await monitor.first(lambda: self._first_of_burst(replica))
-        began = newest = time.monotonic()
-        seen = (-1, -1)
+        began = time.monotonic()
         while not self._busy[replica] and (now := time.monotonic()) < began + LONGEST_BURST_SECONDS:
             with monitor.reading():
                 if not desk.waits(replica) or (players is not None and not players.thinking(replica)):
                     return  # nobody is left who could ask
-                done = (desk.submitted, players.reports if players else 0)
-                if done != seen:
-                    seen, newest = done, now
+                newest = max(began, desk.newest, players.newest if players else 0.0)
             if now > newest + QUIET_SECONDS:
                 return
             await asyncio.sleep(LOOK_SECONDS)

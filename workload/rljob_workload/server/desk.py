@@ -6,6 +6,7 @@ and none fails. What a client no longer waits for is not sent to an engine; wher
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -39,7 +40,10 @@ class _Ticket:
 class Desk:
     """Requests of all replicas."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        #: When the newest request came, by the clock.
+        self.newest = 0.0
         self._tickets: dict[int, _Ticket] = {}
         #: By replica: numbers of requests that wait for its next slice, in order.
         self._waiting: dict[int, dict[int, None]] = defaultdict(dict)
@@ -58,16 +62,12 @@ class Desk:
             raise self._closed
         if self._owed[replica] + answers > MOST_WAITING:
             raise DeskFullError(f"{self._owed[replica]} answers are waited for; at most {MOST_WAITING} may be")
+        self.newest = self._clock()
         self._next += 1
         request = Request((HTTP, self._next), tokens, answers, sampling=sampling)
         self._tickets[self._next] = _Ticket(request, deliver, replica)
         self._waiting[replica][self._next] = None
         self._owed[replica] += answers
-        return self._next
-
-    @property
-    def submitted(self) -> int:
-        """Requests so far."""
         return self._next
 
     def waits(self, replica: int) -> bool:
