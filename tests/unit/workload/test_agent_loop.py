@@ -66,6 +66,26 @@ async def test_so_many_rollouts_are_played_at_once_and_results_go_together(tmp_p
         assert capsys.readouterr().err == ""
 
 
+async def test_a_place_that_is_free_is_filled_also_while_the_others_are_slow(tmp_path: Path) -> None:
+    """Few free places wait for the next report, but not for ever: no report may come for long."""
+    begun: list[str] = []
+
+    async def do(session: aiohttp.ClientSession, rollout: loop.Rollout) -> loop.Result:
+        begun.append(rollout["id"])
+        await asyncio.sleep(SOON)
+        return {"error": "too slow"}
+
+    async with playing(tmp_path, maxInFlightPrompts=3) as play:
+        assert play.collector._players is not None
+        (mine, other, *_) = await play.next(3)
+        plays = agent(play, do, at_once=4)  # three rollouts are left for its four places
+        await asyncio.wait_for(until(lambda: len(begun) == 3), SOON)
+        await play.result(other, error="give the prompt to somebody else")
+        await asyncio.wait_for(until(lambda: len(begun) == 4), SOON)
+        assert mine["id"] not in begun
+        plays.cancel()
+
+
 async def test_what_is_wrong_with_a_result_is_told_and_the_others_count(tmp_path: Path, capsys: Any) -> None:
     async def do(session: aiohttp.ClientSession, rollout: loop.Rollout) -> loop.Result:
         if rollout["id"] == "0.0.0":
@@ -90,6 +110,12 @@ async def test_an_agent_that_fails_ends_with_its_failure(tmp_path: Path) -> None
             await asyncio.wait_for(agent(play, do), SOON)
         with pytest.raises(RuntimeError, match="/v1/rollouts/next: 401"):
             await asyncio.wait_for(loop.serve(do, play.url, "wrong"), SOON)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """As soon as it holds."""
+    while not holds():  # noqa: ASYNC110 - a few milliseconds
+        await asyncio.sleep(0.005)
 
 
 def counted(play: Play) -> list[int]:

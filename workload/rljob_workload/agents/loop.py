@@ -27,9 +27,10 @@ LONGEST_GATHER_SECONDS = 0.02
 #: Statuses of a result that are no news: accepted, and given up by the trainer meanwhile.
 _QUIET = (200, 410)
 
-#: A request of its own for rollouts is made when so large a part of all could be played: every report asks for some too, and
-#: who takes them one by one has the engine answer them one by one.
+#: Every report asks for rollouts in the place of those it reports. A request of its own is made when so large a part of all
+#: could be played, or after so many seconds without a report: whoever takes them singly has them answered singly.
 HUNGRY_PART = 4
+PATIENCE_SECONDS = 0.1
 #: Rollouts and results that one request may ask for and bring.
 MOST_IN_ONE = 256
 
@@ -77,6 +78,7 @@ class Loop:
     async def run(self) -> None:
         """Play until the run is over. Raises what `play` raised, and aiohttp's errors."""
         waiting: asyncio.Task[None] | None = None
+        patient = True
         try:
             while not self._over:
                 self._news.clear()
@@ -85,17 +87,27 @@ class Loop:
                 if self._results:
                     await self._gather()
                     await self._report()
-                elif waiting is None and self._free > self._at_once // HUNGRY_PART:
+                elif waiting is None and self._free > (self._at_once // HUNGRY_PART if patient else 0):
+                    patient = True
                     waiting = asyncio.create_task(self._wait_for_some(self._free))
                     waiting.add_done_callback(lambda _: self._news.set())
                 elif waiting is not None and waiting.done():
                     await waiting
                     waiting = None
                 else:
-                    await self._news.wait()
+                    patient = await self._something(PATIENCE_SECONDS if waiting is None and self._free else None)
         finally:
             for task in filter(None, [*self._playing, waiting]):
                 task.cancel()
+
+    async def _something(self, seconds: float | None) -> bool:
+        """Wait for news; False when there is none within so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
 
     @property
     def _free(self) -> int:
