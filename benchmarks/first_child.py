@@ -31,7 +31,7 @@ PATIENCE = 900.0
 
 @dataclass(frozen=True)
 class Waits:
-    """Seconds from the API server's word that a job is stored to its RayCluster, one a job, sorted."""
+    """Seconds from the request that stores a job to its RayCluster, one a job, sorted."""
 
     seconds: tuple[float, ...]
 
@@ -76,7 +76,7 @@ async def wait_for_children(namespace: str, kind: str, count: int) -> Waits:
     kube = await connect()
     plural, root, make = ("rljobs", JOBS, rljob) if kind == "RLJob" else ("rayjobs", RAY, rayjob)
     path = f"{root}/namespaces/{namespace}/{plural}"
-    stored: dict[str, float] = {}
+    asked: dict[str, float] = {}
     seen: dict[str, float] = {}
     complete = asyncio.Event()
     watching = asyncio.create_task(_watch(kube, namespace, seen, count, complete))
@@ -85,8 +85,8 @@ async def wait_for_children(namespace: str, kind: str, count: int) -> Waits:
     async def create(number: int) -> None:
         async with gate:
             name = f"{kind.lower()}-{count}-{number}"
+            asked[name] = time.monotonic()
             await kube.request("POST", path, make(name))
-            stored[name] = time.monotonic()
 
     try:
         await asyncio.gather(*(create(number) for number in range(count)))
@@ -97,7 +97,7 @@ async def wait_for_children(namespace: str, kind: str, count: int) -> Waits:
         await asyncio.gather(watching, return_exceptions=True)
         await _gone(kube, namespace, path)
         await kube.close()
-    return Waits(tuple(sorted(max(0.0, seen[name] - stored[name]) for name in stored)))
+    return Waits(tuple(sorted(seen[name] - began for name, began in asked.items())))
 
 
 async def delete_jobs(namespace: str) -> None:

@@ -161,12 +161,14 @@ def row(measure: str, unit: str, ours: float, note: str, peer: float | None = No
 
 
 def first_children(kubectl: Kubectl, environment: dict[str, str], count: int) -> list[Row]:
-    """From a stored job to its RayCluster, beside RayJob, for so many at once."""
+    """From a job's request to its RayCluster, beside RayJob, for so many at once."""
     kubectl("apply", "-f", "examples/copy-claim.yaml")
-    with operator(kubectl, environment):
+    with operator(kubectl, environment) as (process, _, _):
+        kubectl("apply", "-f", "-", given=manifest("first"))
+        wait_for_status(kubectl, process, 1)  # it watches
         ours = asyncio.run(wait_for_children(kubectl.namespace, "RLJob", count))
     theirs = asyncio.run(wait_for_children(kubectl.namespace, "RayJob", count))
-    note = "stored to the RayCluster seen by a watch, no kubelet; peer: KubeRay's RayJob"
+    note = "request to the RayCluster seen by a watch, no kubelet; peer: KubeRay's RayJob"
     return [
         row(
             f"apply to RayCluster, p{share * 100:.0f}, {count} jobs at once",

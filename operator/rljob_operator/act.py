@@ -57,7 +57,8 @@ class Actor:
         """Carry the plan out. Returns the seconds to the next pass when the plan's own answer no longer holds."""
         job = world.job
         spends = any(isinstance(action, _STARTS_SOMETHING) for action in plan.actions)
-        if spends and not await self._is_current(job):
+        # A status write is bound to the version that was decided upon: the server itself says then whether that is the newest.
+        if spends and plan.status_patch is None and not await self._is_current(job):
             return 0.0
         if plan.status_patch is not None and not await self._write_status(job, plan):
             return 0.0

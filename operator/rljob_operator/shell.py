@@ -33,6 +33,41 @@ class WatchError(Exception):
     """kopf gave up, whatever the reason: its errors are private classes. A new process starts from a clean list."""
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """kopf copies each object of each event, twice, for diffs that none of our handlers asks for: more than all the rest."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
+        """What of the object a diff would be made of: nothing."""
+        return cast(kopf.BodyEssence, {})
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        """The state before: unknown."""
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        """Nothing is written to the user's object."""
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """The same for the progress of handlers that kopf would retry: ours are done at once."""
+
+    def fetch(self, *, key: Any, body: kopf.Body) -> None:
+        """No handler has any."""
+
+    def store(self, *, key: Any, record: Any, body: kopf.Body, patch: kopf.Patch) -> None:
+        """Nothing is written to the user's object."""
+
+    def purge(self, *, key: Any, body: kopf.Body, patch: kopf.Patch) -> None:
+        """There is nothing to take back."""
+
+    def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: Any) -> None:
+        """Nothing is written to the user's object."""
+
+    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
+        """Without what was stored."""
+        return essence
+
+
 def _registry(deliver: Deliver, login: Callable[[], Awaitable[Connection]], with_kuberay: bool) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
@@ -67,6 +102,8 @@ def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True
+    settings.persistence.diffbase_storage = _NoDiffs()
+    settings.persistence.progress_storage = _NoProgress()
     settings.watching.chunk_size = 500
     # Server-side: an operator that holds every pod of the cluster grows with the cluster.
     settings.watching.label_selectors["", "v1", "pods"] = names.LABEL_JOB
