@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
+from rljob_workload.agents.client import Client, ClientError, Reply
 
 #: Rollouts that are played at once.
 AT_ONCE = 64
@@ -37,8 +37,8 @@ MOST_IN_ONE = 256
 Rollout = dict[str, Any]
 #: `{"reward": 0.5, "correct": False}`, or `{"error": "why there is none"}`.
 Result = dict[str, Any]
-#: Plays one rollout with the run's session, which sends the token. An exception of it ends the agent.
-Play = Callable[[aiohttp.ClientSession, Rollout], Coroutine[Any, Any, Result]]
+#: Plays one rollout with the run's client, which sends the token, or with one of its own. An exception of it ends the agent.
+Play = Callable[[Client, Rollout], Coroutine[Any, Any, Result]]
 
 
 def run(play: Play, at_once: int = AT_ONCE) -> None:
@@ -50,19 +50,15 @@ def run(play: Play, at_once: int = AT_ONCE) -> None:
 
 async def serve(play: Play, url: str, token: str, at_once: int = AT_ONCE) -> None:
     """The same with a base URL and a token."""
-    connector = aiohttp.TCPConnector(limit=0)  # it is the rollouts that are counted
-    timeout = aiohttp.ClientTimeout(total=None)  # a turn may wait while the model is trained
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    jar = aiohttp.DummyCookieJar()
-    async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout, cookie_jar=jar) as session:
-        await Loop(session, url, play, at_once).run()
+    async with Client(token) as client:
+        await Loop(client, url, play, at_once).run()
 
 
 class Loop:
     """At most `at_once` rollouts, from `run` to the end of the run."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, play: Play, at_once: int) -> None:
-        self._session = session
+    def __init__(self, client: Client, url: str, play: Play, at_once: int) -> None:
+        self._client = client
         self._url = url
         self._play = play
         self._at_once = at_once
@@ -76,7 +72,7 @@ class Loop:
         self._news = asyncio.Event()
 
     async def run(self) -> None:
-        """Play until the run is over. Raises what `play` raised, and aiohttp's errors."""
+        """Play until the run is over. Raises what `play` raised, and ClientError."""
         waiting: asyncio.Task[None] | None = None
         patient = True
         try:
@@ -127,8 +123,7 @@ class Loop:
         results, self._results = self._results[:MOST_IN_ONE], self._results[MOST_IN_ONE:]
         with self._asking(most := self._free):
             body = {"results": results, "next": most}
-            async with self._session.post(f"{self._url}/rollouts/results", json=body) as response:
-                answer = await _answer_of(response)
+            answer = _answer_of(await self._client.post(f"{self._url}/rollouts/results", body))
         for said in answer["results"]:
             if said["status"] not in _QUIET:
                 print(f"{said['id']}: {said['status']} {said['error']['message']}", file=sys.stderr)
@@ -137,8 +132,7 @@ class Loop:
     async def _wait_for_some(self, most: int) -> None:
         """Wait until the trainer has rollouts, and play them."""
         with self._asking(most):
-            async with self._session.get(f"{self._url}/rollouts/next", params={"max": most}) as response:
-                answer = await _answer_of(response)
+            answer = _answer_of(await self._client.get(f"{self._url}/rollouts/next?max={most}"))
         self._begin(answer)
 
     @contextmanager
@@ -152,7 +146,7 @@ class Loop:
     def _begin(self, answer: dict[str, Any]) -> None:
         self._over = self._over or answer["over"]
         for rollout in answer["rollouts"]:
-            task = asyncio.create_task(self._play(self._session, rollout))
+            task = asyncio.create_task(self._play(self._client, rollout))
             self._playing.add(task)
             task.add_done_callback(partial(self._played, rollout["id"]))
 
@@ -167,8 +161,8 @@ class Loop:
         self._news.set()
 
 
-async def _answer_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
-    if response.status != 200:
-        raise RuntimeError(f"{response.url.path}: {response.status} {await response.text()}")
-    answer: dict[str, Any] = await response.json()
+def _answer_of(reply: Reply) -> dict[str, Any]:
+    if reply.status != 200:
+        raise ClientError(f"a request for rollouts, or with results, was answered with {reply.status}: {reply.body}")
+    answer: dict[str, Any] = reply.body
     return answer
