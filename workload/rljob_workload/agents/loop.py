@@ -9,6 +9,7 @@ its agent is about to ask.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -31,6 +32,8 @@ _QUIET = (200, 410)
 #: could be played, or after so many seconds without a report: whoever takes them singly has them answered singly.
 HUNGRY_PART = 4
 PATIENCE_SECONDS = 0.1
+#: Objects made since the last look for garbage among the young ones: those of turns that wait are no garbage.
+YOUNG_OBJECTS = 50_000
 #: Rollouts and results that one request may ask for and bring.
 MOST_IN_ONE = 256
 
@@ -45,6 +48,8 @@ def run(play: Play, at_once: int = AT_ONCE) -> None:
     """Play until the run is over. Where the servers are and where the token is stands in the environment."""
     url = os.environ["RLJOB_DP_OPENAI_SERVER_BASE_URLS"].split(",")[0]
     token = Path(os.environ["RLJOB_CONTROL_TOKEN_FILE"]).read_text().strip()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, 20, 20)
     asyncio.run(serve(play, url, token, at_once))
 
 
