@@ -31,6 +31,8 @@ from rljob_workload.megatron.settings import engine_settings, model_settings
 from rljob_workload.runtime.rollouts_of import build_rollouts
 from rljob_workload.runtime.step import validation_prompts
 
+from .many_ranks import ManyRanks
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -65,6 +67,14 @@ def ranks() -> Iterator[None]:
 
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> Iterator[ManyRanks]:
+    """The processes of two ranks; each `Trainer.of` begins with new ones."""
+    made = ManyRanks(2)
+    yield made
+    made.close()
 
 
 @dataclass

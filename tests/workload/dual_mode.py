@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from benchmarks.loop import Loop  # noqa: E402
 from rljob_api.findings import errors  # noqa: E402
 from rljob_api.manifest import judge  # noqa: E402
 from rljob_api.spec import RLJobSpec  # noqa: E402
-from rljob_workload.core.checkpoint import Origin, Owner, RunDirectory  # noqa: E402
 from rljob_workload.core.handover import Handover  # noqa: E402
 from rljob_workload.core.store.facts import facts_of  # noqa: E402
 from rljob_workload.huggingface.export import export  # noqa: E402
@@ -35,6 +33,7 @@ from rljob_workload.megatron import device, weights  # noqa: E402
 from rljob_workload.megatron.colocated import Colocated  # noqa: E402
 from rljob_workload.megatron.policy import Policy, init_process_groups, quiet_megatron  # noqa: E402
 from rljob_workload.megatron.settings import model_settings  # noqa: E402
+from tests.unit.workload.published import copies_of, published  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 CALLS = fake_transformer_engine.CALLS
@@ -99,12 +98,7 @@ def main(directory: Path, rank: int, world: int, address: str) -> dict[str, Any]
     saver.finish(reports)
     torch.distributed.barrier()
     if rank == 0:
-        run = RunDirectory(directory / "run")
-        run.create()
-        token = run.take_token(Owner(namespace="default", name="dual", uid="u", attempt=1), None).token
-        tmp = run.begin(3, token)
-        shutil.copytree(saved, tmp, dirs_exist_ok=True)
-        export(run.publish(tmp, 3, token, {}, Origin(facts=facts_of(spec))), directory / "hf", dtype="bfloat16")
+        export(published(directory / "run", facts_of(spec), copies_of(saved)), directory / "hf", dtype="bfloat16")
     torch.distributed.barrier()
     resumed = Policy(dataclasses.replace(loop.policy.settings, seed=99))
     weights.load(resumed, None, saved)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from rljob_workload.core.store.facts import facts_of
 from rljob_workload.huggingface import tensors
 from rljob_workload.huggingface.export import export
 from rljob_workload.megatron import weights
 from rljob_workload.megatron.policy import Policy
+from tests.unit.workload.published import published
 
 from .conftest import Loop
 from .many_ranks import ManyRanks, Trainer
-from .test_export import publish
 from .test_layouts import DENSE, EXPERTS, spec_of
 
 #: bfloat16 has 8 bits: the engine and training round differently on the way to the same log-probs.
@@ -37,7 +37,7 @@ def test_a_resumed_run_goes_on_bit_for_bit_from_the_optimizers_float32_weights(m
         assert error < ROUNDING
     assert {parameter.dtype for parameter in loop.policy.parameters().values()} == {torch.bfloat16}
     loop.engine.suspend()
-    checkpoint = publish(tmp_path / "run", spec, lambda to: weights.save(loop.policy, None, to))
+    checkpoint = published(tmp_path / "run", facts_of(spec), lambda to: weights.save(loop.policy, None, to))
     loaded = Policy(dataclasses.replace(loop.policy.settings, seed=99))
     weights.load(loaded, None, checkpoint.path)
     exact = export(checkpoint, tmp_path / "hf").directory
@@ -49,13 +49,6 @@ def test_a_resumed_run_goes_on_bit_for_bit_from_the_optimizers_float32_weights(m
         assert torch.equal(loaded.parameters()[name], parameter), name
     norm = tensors.read(exact / "model.safetensors")["model.norm.weight"]
     assert torch.equal(norm, norm.bfloat16().float())
-
-
-@pytest.fixture(scope="module")
-def two_ranks() -> Iterator[ManyRanks]:
-    made = ManyRanks(2)
-    yield made
-    made.close()
 
 
 def test_layouts_go_on_from_one_anothers_checkpoints(two_ranks: ManyRanks, tmp_path: Path) -> None:

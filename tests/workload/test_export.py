@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from rljob_api.spec import RLJobSpec
-from rljob_workload.core.checkpoint import Checkpoint, Origin, Owner, RunDirectory
 from rljob_workload.core.store.facts import facts_of
 from rljob_workload.huggingface import tensors
 from rljob_workload.huggingface.architecture import architecture
@@ -20,22 +18,13 @@ from rljob_workload.huggingface.mapping import pack
 from rljob_workload.huggingface.names import table
 from rljob_workload.megatron import weights
 from rljob_workload.megatron.policy import Policy
+from tests.unit.workload.published import published
 
 from .conftest import Loop
 from .hf_reference import logits
 from .test_layouts import DENSE, EXPERTS, spec_of
 
 IDS = torch.tensor([1, 5, 9, 3, 3, 12, 2, 7, 11, 4, 6])
-
-
-def publish(root: Path, spec: RLJobSpec, write: Callable[[Path], object]) -> Checkpoint:
-    """A checkpoint of this spec with the weights that `write` puts into its directory."""
-    run = RunDirectory(root)
-    run.create()
-    token = run.take_token(Owner(namespace="default", name="copy", uid="u", attempt=1), None).token
-    tmp = run.begin(1, token)
-    write(tmp)
-    return run.publish(tmp, 1, token, {}, Origin(facts=facts_of(spec)))
 
 
 def logits_of(policy: Policy) -> Tensor:
@@ -58,7 +47,7 @@ def test_an_export_computes_what_the_trained_model_does_and_comes_back_bit_for_b
     with torch.no_grad():  # larger than at first, and norms that are not 1: a wrong place of anything shows
         for parameter in policy.parameters().values():
             parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=0.2)
-    checkpoint = publish(tmp_path / "run", spec, lambda directory: weights.save(policy, None, directory))
+    checkpoint = published(tmp_path / "run", facts_of(spec), lambda directory: weights.save(policy, None, directory))
     export(checkpoint, tmp_path / "hf")
 
     ours, theirs = logits_of(policy), logits(tmp_path / "hf", IDS)

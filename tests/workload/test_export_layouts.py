@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rljob_workload.core.store.facts import facts_of
 from rljob_workload.huggingface.export import export
+from tests.unit.workload.published import copies_of, published
 
 from .many_ranks import ManyRanks, Trainer
-from .test_export import publish
 from .test_layouts import DENSE, EXPERTS, spec_of
-
-
-@pytest.fixture(scope="module")
-def two_ranks() -> Iterator[ManyRanks]:
-    made = ManyRanks(2)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(
@@ -43,9 +35,7 @@ def test_every_layout_exports_the_same_bytes(
             else:
                 trainer.step()
             trainer.save(saved)
-        checkpoint = publish(
-            tmp_path / f"run-{number}", spec, lambda to, saved=saved: shutil.copytree(saved, to, dirs_exist_ok=True)
-        )
+        checkpoint = published(tmp_path / f"run-{number}", facts_of(spec), copies_of(saved))
         export(checkpoint, tmp_path / f"hf-{number}")
         found.append((tmp_path / f"hf-{number}/model.safetensors").read_bytes())
     assert all(one == found[0] for one in found)

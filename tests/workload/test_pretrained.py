@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import yaml
 
 from rljob_api.manifest import judge
 from rljob_api.spec import RLJobSpec
-from rljob_workload.core.checkpoint import Checkpoint, Origin, Owner, RunDirectory
 from rljob_workload.core.inspection import find
 from rljob_workload.core.store.facts import facts_of
 from rljob_workload.core.store.manifest import Manifest
@@ -29,6 +26,7 @@ from rljob_workload.megatron.policy import Policy
 from rljob_workload.megatron.settings import model_settings
 from rljob_workload.runtime.metrics import read_metrics
 from tests.unit.workload.hf_models import MODELS, make
+from tests.unit.workload.published import copies_of, published
 
 from .conftest import ROOT, Loop
 from .hf_reference import logits
@@ -46,15 +44,6 @@ def spec_from(directory: Path, *, ranks: int = 1, sizes: dict[str, Any] | None =
     verdict = judge("pretrained", raw)
     assert verdict.spec is not None, verdict.findings
     return verdict.spec
-
-
-def publish(root: Path, spec: RLJobSpec, saved: Path) -> Checkpoint:
-    run = RunDirectory(root)
-    run.create()
-    token = run.take_token(Owner(namespace="default", name="copy", uid="u", attempt=1), None).token
-    tmp = run.begin(1, token)
-    shutil.copytree(saved, tmp, dirs_exist_ok=True)
-    return run.publish(tmp, 1, token, {}, Origin(facts=facts_of(spec, describe(spec))))
 
 
 def same(one: Path, other: Path) -> bool:
@@ -80,7 +69,7 @@ def test_a_pretrained_model_computes_what_its_files_say_and_is_exported_bit_for_
     assert torch.allclose(ours, theirs, rtol=0, atol=2e-5 * float(ours.abs().max())), (ours - theirs).abs().max()
     (tmp_path / "saved").mkdir()
     weights.save(policy, None, tmp_path / "saved")
-    export(publish(tmp_path / "run", spec, tmp_path / "saved"), tmp_path / "back")
+    export(published(tmp_path / "run", facts_of(spec, describe(spec)), copies_of(tmp_path / "saved")), tmp_path / "back")
     assert same(tmp_path / "hf", tmp_path / "back")
 
 
@@ -95,13 +84,6 @@ def test_the_engine_and_training_agree_on_a_pretrained_model(name: str, tmp_path
         error = loop.stats[-1].gen_logprob_error
         assert error is not None
         assert error < 1e-5
-
-
-@pytest.fixture(scope="module")
-def two_ranks() -> Iterator[ManyRanks]:
-    made = ManyRanks(2)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(
@@ -121,7 +103,7 @@ def test_every_layout_takes_the_same_weights_over(
     with Trainer.of(spec, two_ranks, tmp_path / "logs") as trainer:
         trainer.save(tmp_path / "saved")
         assert trainer.step().largest_logprob_change < 1e-5
-    export(publish(tmp_path / "run", spec, tmp_path / "saved"), tmp_path / "back")
+    export(published(tmp_path / "run", facts_of(spec, describe(spec)), copies_of(tmp_path / "saved")), tmp_path / "back")
     assert same(tmp_path / "hf", tmp_path / "back")
 
 

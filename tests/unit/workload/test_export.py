@@ -18,13 +18,15 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from rljob_cli.main import main
-from rljob_workload.core.checkpoint import Checkpoint, Origin, Owner, RunDirectory
+from rljob_workload.core.checkpoint import Checkpoint
 from rljob_workload.core.store.facts import LENGTH, SHAPE
 from rljob_workload.huggingface import tensors
 from rljob_workload.huggingface.architecture import architecture
 from rljob_workload.huggingface.errors import ExportError
 from rljob_workload.huggingface.export import RECORD, export
 from rljob_workload.huggingface.names import table
+
+from .published import published
 
 SIZES = {"layers": 2, "hiddenSize": 8, "attentionHeads": 4, "queryGroups": 2, "ffnHiddenSize": 12, "vocabSize": 5}
 EXPERTS = {"experts": 3, "topK": 2}
@@ -48,12 +50,7 @@ def saved(
     state["optimizer.state.exp_avg"] = torch.zeros(3)
     if extra:
         state[extra] = torch.zeros(3)
-    run = RunDirectory(root)
-    run.create()
-    token = run.take_token(Owner(namespace="default", name="copy", uid="u", attempt=1), None).token
-    tmp = run.begin(7, token)
-    save(state, storage_writer=FileSystemWriter(tmp / "weights"), no_dist=True)
-    return run.publish(tmp, 7, token, {}, Origin(facts=told))
+    return published(root, told, lambda to: save(state, storage_writer=FileSystemWriter(to / "weights"), no_dist=True), step=7)
 
 
 @pytest.fixture
