@@ -109,6 +109,8 @@ check-bridge: install ## Our mapping of Hugging Face models beside megatron-brid
 bench-export: install ## Logits of exported models in transformers beside the trainer's (build/bench/export.json)
 	@$(PY) -W ignore -m benchmarks.export
 
-.PHONY: bench-http
+.PHONY: bench-http bench-http-page
 bench-http: install ## The copy task through HTTP and an agent beside in process (build/bench/http.json)
 	@$(PY) -W ignore -m benchmarks.over_http
+bench-http-page: install ## The same, written into docs/agents.md too
+	@$(PY) -W ignore -m benchmarks.over_http --page

@@ -1,6 +1,6 @@
 """What HTTP costs: samples a second of the copy task, played by an agent in one turn, beside the same job in process.
 
-`make bench-http` writes build/bench/http.json. Both jobs train 64 answers a step on the same data with the same model; the
+`make bench-http` writes build/bench/http.json, `make bench-http-page` docs/agents.md too. Both jobs train 64 answers a step on the same data with the same model; the
 agent keeps 64 requests in flight. The two run one after the other, each several times, and the best run of each counts: on a
 machine that does other work too the best is the least disturbed. CPU seconds are told beside it, by kind of process.
 """
@@ -15,26 +15,31 @@ from typing import Any
 
 import yaml
 from benchmarks.local_run import KINDS, Watched, watch
-from benchmarks.results import ROOT, Row, table, write
+from benchmarks.results import ROOT, Row, table, write, write_block
 
 #: Steps of a run, and those at its beginning that are not counted.
 STEPS, WARM_UP = 120, 20
 #: Seconds that a run may take.
 LONGEST = 300.0
+PAGE = ROOT / "docs/agents.md"
+BEGIN, END = "<!-- http: written by `make bench-http-page` -->", "<!-- end of http -->"
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=2, help="runs of each side")
-    runs = parser.parse_args().runs
+    parser.add_argument("--page", action="store_true", help="write the table into docs/agents.md too")
+    options = parser.parse_args()
     http, inside = [], []
-    for _ in range(runs):
+    for _ in range(options.runs):
         http.append(_run({"agent": {"command": ["python", "-m", "rljob_workload.agents.hints", "--turns", "1"]}}, server=True))
         inside.append(_run({"builtin": "exactMatch"}, server=False))
     rows = _rows(http, inside)
     print(table(rows))
     print(f"written to {write('http', rows)}")
+    if options.page:
+        write_block(PAGE, BEGIN, END, rows)
 
 
 def _run(environment: Mapping[str, Any], *, server: bool) -> Watched:

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from rljob_workload.agents import hints, loop
-from rljob_workload.agents.client import Client, ClientError
 
 from .fake_ranks import FakeTrainer
 from .test_players import SOON, Play, playing
@@ -29,7 +29,7 @@ def agent(play: Play, do: loop.Play, at_once: int = 64) -> asyncio.Task[None]:
 
 async def test_the_example_plays_a_run_from_its_first_prompt_to_its_end(tmp_path: Path) -> None:
     async with playing(tmp_path, maxInFlightPrompts=4) as play:
-        plays = agent(play, lambda client, rollout: hints.play(client, rollout, 2))
+        plays = agent(play, lambda session, rollout: hints.play(session, rollout, 2))
         await asyncio.wait_for(trained(play, 5), SOON)
         await play.collector.close()
         await asyncio.wait_for(plays, SOON)
@@ -42,13 +42,14 @@ async def test_so_many_rollouts_are_played_at_once_and_results_go_together(tmp_p
     most = 0
     every_place_is_taken = asyncio.Event()
 
-    async def do(client: Client, rollout: loop.Rollout) -> loop.Result:
+    async def do(session: aiohttp.ClientSession, rollout: loop.Rollout) -> loop.Result:
         nonlocal most
         playing_now.add(rollout["id"])
         most = max(most, len(playing_now))
         if len(playing_now) == 3:
             every_place_is_taken.set()
-        assert (await client.post(rollout["base_url"] + "/completions", {"prompt": rollout["prompt"]})).status == 200
+        async with session.post(rollout["base_url"] + "/completions", json={"prompt": rollout["prompt"]}) as response:
+            assert response.status == 200
         await asyncio.wait_for(every_place_is_taken.wait(), SOON)
         playing_now.discard(rollout["id"])
         return {"reward": float(rollout["id"].endswith("0"))}
@@ -69,7 +70,7 @@ async def test_a_place_that_is_free_is_filled_also_while_the_others_are_slow(tmp
     """Few free places wait for the next report, but not for ever: no report may come for long."""
     begun: list[str] = []
 
-    async def do(client: Client, rollout: loop.Rollout) -> loop.Result:
+    async def do(session: aiohttp.ClientSession, rollout: loop.Rollout) -> loop.Result:
         begun.append(rollout["id"])
         await asyncio.sleep(SOON)
         return {"error": "too slow"}
@@ -86,10 +87,10 @@ async def test_a_place_that_is_free_is_filled_also_while_the_others_are_slow(tmp
 
 
 async def test_what_is_wrong_with_a_result_is_told_and_the_others_count(tmp_path: Path, capsys: Any) -> None:
-    async def do(client: Client, rollout: loop.Rollout) -> loop.Result:
+    async def do(session: aiohttp.ClientSession, rollout: loop.Rollout) -> loop.Result:
         if rollout["id"] == "0.0.0":
             return {"reward": "much"}
-        return await hints.play(client, rollout, 1)
+        return await hints.play(session, rollout, 1)
 
     async with playing(tmp_path, maxInFlightPrompts=4) as play:
         plays = agent(play, do)
@@ -101,13 +102,13 @@ async def test_what_is_wrong_with_a_result_is_told_and_the_others_count(tmp_path
 
 
 async def test_an_agent_that_fails_ends_with_its_failure(tmp_path: Path) -> None:
-    async def do(client: Client, rollout: loop.Rollout) -> loop.Result:
+    async def do(session: aiohttp.ClientSession, rollout: loop.Rollout) -> loop.Result:
         raise ZeroDivisionError("of the agent's own")
 
     async with playing(tmp_path) as play:
         with pytest.raises(ZeroDivisionError, match="of the agent's own"):
             await asyncio.wait_for(agent(play, do), SOON)
-        with pytest.raises(ClientError, match="was answered with 401"):
+        with pytest.raises(loop.AgentError, match="was answered with 401"):
             await asyncio.wait_for(loop.serve(do, play.url, "wrong"), SOON)
 
 

@@ -13,18 +13,20 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import aiohttp
+
 from rljob_workload.agents import loop
-from rljob_workload.agents.client import Client
 
 
-async def play(client: Client, rollout: dict[str, Any], turns: int) -> dict[str, Any]:
+async def play(session: aiohttp.ClientSession, rollout: dict[str, Any], turns: int) -> dict[str, Any]:
     """One rollout from its first prompt to its result."""
     expected, text, shares = rollout["expected"], rollout["prompt"], []
     for turn in range(turns):
-        status, answer = await client.post(rollout["base_url"] + "/completions", {"model": rollout["model"], "prompt": text})
-        if status != 200:
-            return {"error": f"turn {turn + 1}: {status} {answer}"}
-        said = answer["choices"][0]["text"]
+        body = {"model": rollout["model"], "prompt": text}
+        async with session.post(rollout["base_url"] + "/completions", json=body) as response:
+            if response.status != 200:
+                return {"error": f"turn {turn + 1}: {response.status} {await response.text()}"}
+            said = (await response.json())["choices"][0]["text"]
         right = [a == b for a, b in zip(said.ljust(len(expected)), expected, strict=False)]
         shares.append(sum(right) / len(expected))
         hint = "".join(digit if known else "." for digit, known in zip(expected, right, strict=True))
@@ -37,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--turns", type=int, default=2, help="answers to each prompt")
     turns = parser.parse_args().turns
-    loop.run(lambda client, rollout: play(client, rollout, turns))
+    loop.run(lambda session, rollout: play(session, rollout, turns))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rljob_workload.agents.client import Client, ClientError, Reply
+import aiohttp
 
 #: Rollouts that are played at once.
 AT_ONCE = 64
@@ -40,8 +40,8 @@ MOST_IN_ONE = 256
 Rollout = dict[str, Any]
 #: `{"reward": 0.5, "correct": False}`, or `{"error": "why there is none"}`.
 Result = dict[str, Any]
-#: Plays one rollout with the run's client, which sends the token, or with one of its own. An exception of it ends the agent.
-Play = Callable[[Client, Rollout], Coroutine[Any, Any, Result]]
+#: Plays one rollout with the run's session, which sends the token, or with a client of its own. An exception ends the agent.
+Play = Callable[[aiohttp.ClientSession, Rollout], Coroutine[Any, Any, Result]]
 
 
 def run(play: Play, at_once: int = AT_ONCE) -> None:
@@ -55,15 +55,22 @@ def run(play: Play, at_once: int = AT_ONCE) -> None:
 
 async def serve(play: Play, url: str, token: str, at_once: int = AT_ONCE) -> None:
     """The same with a base URL and a token."""
-    async with Client(token) as client:
-        await Loop(client, url, play, at_once).run()
+    headers = {"Authorization": f"Bearer {token}"}
+    connector = aiohttp.TCPConnector(limit=at_once + 2)  # turns, a report, and the request that waits for rollouts
+    timeout = aiohttp.ClientTimeout(total=None)  # a turn may wait while the model is trained
+    async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as session:
+        await Loop(session, url, play, at_once).run()
+
+
+class AgentError(Exception):
+    """The trainer does not answer as it should."""
 
 
 class Loop:
     """At most `at_once` rollouts, from `run` to the end of the run."""
 
-    def __init__(self, client: Client, url: str, play: Play, at_once: int) -> None:
-        self._client = client
+    def __init__(self, session: aiohttp.ClientSession, url: str, play: Play, at_once: int) -> None:
+        self._session = session
         self._url = url
         self._play = play
         self._at_once = at_once
@@ -77,7 +84,7 @@ class Loop:
         self._news = asyncio.Event()
 
     async def run(self) -> None:
-        """Play until the run is over. Raises what `play` raised, and ClientError."""
+        """Play until the run is over. Raises what `play` raised, AgentError and aiohttp's errors."""
         waiting: asyncio.Task[None] | None = None
         patient = True
         try:
@@ -128,7 +135,8 @@ class Loop:
         results, self._results = self._results[:MOST_IN_ONE], self._results[MOST_IN_ONE:]
         with self._asking(most := self._free):
             body = {"results": results, "next": most}
-            answer = _answer_of(await self._client.post(f"{self._url}/rollouts/results", body))
+            async with self._session.post(f"{self._url}/rollouts/results", json=body) as response:
+                answer = await _answer_of(response)
         for said in answer["results"]:
             if said["status"] not in _QUIET:
                 print(f"{said['id']}: {said['status']} {said['error']['message']}", file=sys.stderr)
@@ -137,7 +145,8 @@ class Loop:
     async def _wait_for_some(self, most: int) -> None:
         """Wait until the trainer has rollouts, and play them."""
         with self._asking(most):
-            answer = _answer_of(await self._client.get(f"{self._url}/rollouts/next?max={most}"))
+            async with self._session.get(f"{self._url}/rollouts/next", params={"max": most}) as response:
+                answer = await _answer_of(response)
         self._begin(answer)
 
     @contextmanager
@@ -151,7 +160,7 @@ class Loop:
     def _begin(self, answer: dict[str, Any]) -> None:
         self._over = self._over or answer["over"]
         for rollout in answer["rollouts"]:
-            task = asyncio.create_task(self._play(self._client, rollout))
+            task = asyncio.create_task(self._play(self._session, rollout))
             self._playing.add(task)
             task.add_done_callback(partial(self._played, rollout["id"]))
 
@@ -166,8 +175,9 @@ class Loop:
         self._news.set()
 
 
-def _answer_of(reply: Reply) -> dict[str, Any]:
-    if reply.status != 200:
-        raise ClientError(f"a request for rollouts, or with results, was answered with {reply.status}: {reply.body}")
-    answer: dict[str, Any] = reply.body
+async def _answer_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
+    if response.status != 200:
+        said = (await response.text())[:500]
+        raise AgentError(f"a request for rollouts, or with results, was answered with {response.status}: {said}")
+    answer: dict[str, Any] = await response.json()
     return answer
