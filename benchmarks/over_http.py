@@ -1,8 +1,9 @@
 """What HTTP costs: samples a second of the copy task, played by an agent in one turn, beside the same job in process.
 
-`make bench-http` writes build/bench/http.json, `make bench-http-page` docs/agents.md too. Both jobs train 64 answers a step on the same data with the same model; the
-agent keeps 64 requests in flight. The two run one after the other, each several times, and the best run of each counts: on a
-machine that does other work too the best is the least disturbed. CPU seconds are told beside it, by kind of process.
+`make bench-http` writes build/bench/http.json, `make bench-http-page` docs/agents.md too. Both jobs train 64 answers a step
+on the same data with the same model; the agent keeps 64 requests in flight. The two run one after the other, each several
+times, and the best run of each counts: on a machine that does other work too the best is the least disturbed. CPU seconds are
+told beside it, by kind of process.
 """
 
 from __future__ import annotations
