@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -224,26 +225,64 @@ async def test_an_answer_that_does_not_come_ends_with_a_timeout_and_leaves_nothi
         assert waiting(server) == 0
 
 
-async def test_a_thousand_connections_are_served_and_those_beyond_are_told_to_come_again(
-    server: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(wire, "HEAD_SECONDS", 600.0)  # these are silent, and are to stay
+def connect(server: Served) -> socket.socket:
     address = urlsplit(server.url)
-    idle = []
+    connection = socket.create_connection((str(address.hostname), int(address.port or 0)))
+    connection.settimeout(10)
+    return connection
+
+
+def ask(connection: socket.socket) -> bytes:
+    """The beginning of an answer, on a connection that stays open."""
+    connection.sendall(f"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+    return connection.recv(4096)
+
+
+async def test_a_thousand_connections_are_served_and_those_beyond_are_told_to_come_again(server: Served) -> None:
+    kept = []
     try:
-        for _ in range(wire.MOST_CONNECTIONS - 1):
-            idle.append(socket.create_connection((str(address.hostname), int(address.port or 0))))
-        assert (await post(server, {"prompt": "1="}))[0] == 200, "the thousandth"
-        idle += [socket.create_connection((str(address.hostname), int(address.port or 0))) for _ in range(2)]
-        idle[-1].settimeout(10)
-        refusal = await asyncio.to_thread(idle[-1].recv, 4096)
+        for _ in range(wire.MOST_CONNECTIONS):
+            kept.append(connect(server))
+            assert (await asyncio.to_thread(ask, kept[-1])).startswith(b"HTTP/1.1 200 ")
+        kept.append(connect(server))
+        refusal = await asyncio.to_thread(kept[-1].recv, 4096)
         assert refusal.startswith(b"HTTP/1.1 503 ")
         assert b"Retry-After: 1" in refusal
     finally:
-        for connection in idle:
+        for connection in kept:
             connection.close()
     await until(lambda: len(server.front._listeners._servers[0].connections) < wire.MOST_CONNECTIONS)
     assert (await post(server, {"prompt": "1="}))[0] == 200
+
+
+async def test_strangers_who_hold_silent_connections_lock_nobody_out(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "HEAD_SECONDS", 600.0)
+    silent = [connect(server) for _ in range(wire.MOST_CONNECTIONS + 5)]
+    try:
+        assert (await post(server, {"prompt": "1="}))[0] == 200
+        assert await asyncio.to_thread(silent[0].recv, 1) == b"", "who has been silent longest makes room"
+        assert (await asyncio.to_thread(ask, silent[-1])).startswith(b"HTTP/1.1 200 "), "who came last has time yet"
+    finally:
+        for connection in silent:
+            connection.close()
+
+
+async def test_answers_that_are_not_read_do_not_pile_up(server: Served) -> None:
+    connection = connect(server)
+    body = json.dumps({"prompt": ["123="] * 128, "logprobs": 1, "return_token_ids": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.setblocking(False)
+    with suppress(BlockingIOError):
+        for _ in range(1000):
+            connection.sendall(head.encode() + body)
+    (held,) = server.front._listeners._servers[0].connections
+    seen = -1
+    while len(server.engine.seen) > seen:  # until it answers no more, or has answered all
+        seen = len(server.engine.seen)
+        await asyncio.sleep(0.2)
+    assert held.transport is not None
+    assert held.transport.get_write_buffer_size() < 1_000_000
+    connection.close()
 
 
 async def test_a_client_that_says_nothing_is_hung_up_on(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,12 +138,22 @@ class _Server(web.Server):
 
     def connection(self) -> asyncio.BaseProtocol:
         """The protocol of a new connection."""
-        if len(self._open) >= MOST_CONNECTIONS:
+        if len(self._open) >= MOST_CONNECTIONS and not self._hangs_up_on_a_silent_one():
             return _Full()
         protocol = _Connection(self, loop=self._loop, **self._kwargs)
         self._open.add(protocol)
         self.owes_head(protocol)
         return protocol
+
+    def _hangs_up_on_a_silent_one(self) -> bool:
+        """Make room: who has been silent longest goes first, or strangers could lock the agent out. False: all have spoken."""
+        oldest = next(iter(self._silent), None)
+        if oldest is None:
+            return False
+        self._forget(oldest)
+        self._open.discard(oldest)
+        self._expire(oldest)
+        return True
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
         """It counts no longer."""
@@ -250,6 +260,10 @@ class _WholeResponse(web.Response):
         stays = request.version == HttpVersion11 and request.keep_alive and self._keep_alive is not False
         if not stays or self.status != HTTPStatus.OK or request.method == "HEAD" or transport is None or transport.is_closing():
             return await super().prepare(request)
+        if transport.get_write_buffer_size():  # earlier answers are not read yet: this one waits until they are
+            if (writer := await super().prepare(request)) is not None:
+                await writer.drain()
+            return writer
         assert isinstance(self.body, bytes)
         transport.write(b"".join((_OK, _LENGTH % (rfc822_formatted_time().encode(), len(self.body)), self.body)))
         self._keep_alive = self._eof_sent = True
