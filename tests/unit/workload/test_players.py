@@ -226,8 +226,10 @@ async def test_rollouts_for_a_client_that_is_gone_are_given_to_the_next_one(tmp_
         await asyncio.wait_for(opened(play, 4), SOON)
         put_back = called(play.collector._players, "put_back")
         address = urlsplit(play.url)
-        with socket.create_connection((str(address.hostname), address.port or 0)) as client:
-            client.sendall(request)  # and is gone, before the server looks at it
+        there = (str(address.hostname), address.port or 0)
+        # Nothing is handed out before the client is gone.
+        with play.collector.monitor.reading(), socket.create_connection(there) as client:
+            client.sendall(request)
         await asyncio.wait_for(put_back.wait(), SOON)
         assert len(await play.next(8)) == 8
         assert failures(play) == dict.fromkeys(range(4), 0)
