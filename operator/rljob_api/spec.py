@@ -176,7 +176,7 @@ class Generation(ApiModel):
     max_requests: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 96
     """Engine slots (answers generated at the same time) per replica."""
     answer_timeout_seconds: Seconds = 120
-    """Time for one answer; past it the prompt's group has failed once."""
+    """Time for one answer; past it the prompt's group has failed once. An agent's rollout has it from when it is taken."""
     temperature: NonNegativeDecimal = "1.0"
     """Sampling temperature."""
     kv_cache: KvCache = KvCache()
@@ -235,7 +235,7 @@ class Environment(ApiModel):
     """An agent that plays each prompt by itself and reports a reward; needs generation.server.enabled."""
     timeout_seconds: Seconds = 30
     """Time for scoring one answer; past it the prompt's group has failed once. An agent has
-    generation.answerTimeoutSeconds for a whole prompt."""
+    generation.answerTimeoutSeconds for a rollout."""
 
 
 class Grpo(ApiModel):
