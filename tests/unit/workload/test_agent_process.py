@@ -38,9 +38,14 @@ class Seen:
     """What the collector was told."""
 
     ended: list[str] = field(default_factory=list)
+    by_itself: list[bool] = field(default_factory=list)
     failed: list[AgentError] = field(default_factory=list)
     reports: int = 0
     over: threading.Event = field(default_factory=threading.Event)
+
+    def end(self, why: str, by_itself: bool) -> None:
+        self.ended.append(why)
+        self.by_itself.append(by_itself)
 
     def fail(self, error: AgentError) -> None:
         self.failed.append(error)
@@ -53,7 +58,7 @@ class Seen:
             ["http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1"],
             "/the/token",
             reports=lambda: self.reports,
-            ended=self.ended.append,
+            ended=self.end,
             failed=self.fail,
         )
 
@@ -102,7 +107,7 @@ def test_a_killed_guard_takes_all_with_it_and_the_agent_is_started_again(
     seen, _, watched = stubborn
     watched[-1].kill()
     all_gone(watched)
-    wait_for(lambda: seen.ended == ["the agent ended with its guard"])
+    wait_for(lambda: (seen.ended, seen.by_itself) == (["the agent ended with its guard"], [False]))
 
 
 def test_a_killed_trainer_leaves_nothing(tmp_path: Path) -> None:
@@ -121,6 +126,23 @@ def test_a_killed_trainer_leaves_nothing(tmp_path: Path) -> None:
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
     all_gone(watched)
+
+
+@pytest.mark.parametrize(
+    ("end", "by_itself"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", False),
+        ("os.kill(os.getpid(), signal.SIGTERM)", False),
+        ("sys.exit(137)", False),  # a shell's word for it
+        ("os.kill(os.getpid(), signal.SIGSEGV)", True),
+        ("sys.exit(3)", True),
+    ],
+)
+def test_an_end_from_outside_is_told_from_one_of_its_own(tmp_path: Path, end: str, by_itself: bool) -> None:
+    seen = Seen()
+    seen.process(tmp_path, "-c", f"import os, signal, sys; {end}").start()
+    assert seen.over.wait(20)
+    assert seen.by_itself == [by_itself] * (module.MOST_USELESS_STARTS - 1)
 
 
 def test_an_agent_that_only_ends_is_given_up_with_its_last_words(tmp_path: Path) -> None:

@@ -65,3 +65,39 @@ def test_a_group_that_was_given_up_while_it_waited_is_not_handed_out() -> None:
     book.open_group(Request((1, 0), (1,), 2), "")
     book.close_group((0, 0), "too late")
     assert [rollout.tag for rollout in book.hand_out(4)] == [(1, 0), (1, 0)]
+
+
+def test_the_oldest_prompt_is_handed_out_first_whenever_it_was_opened() -> None:
+    book = AgentRollouts(1)
+    for tag in ((3, 0), (5, 0), (1, 1), (4, 0)):
+        book.open_group(Request(tag, (1,), 11), "")
+    assert [rollout.id for rollout in book.hand_out(13)] == [*(f"1.1.{index}" for index in range(11)), "3.0.0", "3.0.1"]
+
+
+def test_what_nobody_got_waits_again_in_its_place_and_what_is_played_is_left_alone() -> None:
+    book = AgentRollouts(2)
+    book.open_group(Request((1, 0), (1,), 3), "")
+    book.open_group(Request((2, 0), (1,), 1), "")
+    taken = book.hand_out(4, lambda purpose: 7.0)
+    played, asked, untouched, other = taken
+    play(played)
+    asked.turn = 5
+    book.close_group((2, 0), "given up meanwhile")
+    assert book.put_back(taken) == [untouched]
+    assert book.put_back(taken) == [], "not twice"
+    assert (untouched.deadline, book.waiting, other.replica) == (None, 1, 1)
+    book.open_group(Request((1, 9), (1,), 1), "")
+    assert book.hand_out(1) == [untouched]
+    assert untouched.replica == 0, "both replicas have one again"
+
+
+def test_a_groups_first_due_rollout_is_one_that_an_agent_has() -> None:
+    book = AgentRollouts(1)
+    book.open_group(Request((1, 0), (1,), 3), "")
+    assert book.first_due((1, 0)) is None
+    (first,) = book.hand_out(1, lambda purpose: 7.0)
+    (second,) = book.hand_out(1, lambda purpose: 8.0)
+    assert book.first_due((1, 0)) is first
+    play(first)
+    book.report(first.id, 1.0, correct=True)
+    assert book.first_due((1, 0)) is second

@@ -24,7 +24,7 @@ LEGAL = {
     "finish": {State.IN_FLIGHT},
     "fail": {State.IN_FLIGHT},
     "evict": {State.IN_FLIGHT, State.BUFFERED},
-    "reopen": {State.BUFFERED},
+    "reopen": {State.IN_FLIGHT, State.BUFFERED},
     "take": {State.BUFFERED},
     "give_back": {State.TRAINING},
     "commit": {State.TRAINING},

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -23,6 +25,7 @@ from rljob_workload.data.builtin import load_builtin
 from rljob_workload.runtime import collector as module
 from rljob_workload.runtime import pumps
 from rljob_workload.runtime.collector import Collector
+from rljob_workload.runtime.errors import HungError
 from rljob_workload.runtime.logs import close_files
 from rljob_workload.server.place import ServerPlace
 
@@ -171,11 +174,142 @@ async def test_rollouts_of_a_dead_agent_are_played_again_and_those_it_had_not_ta
         assert play.collector._players is not None
         (taken,) = await play.next(1)
         with play.collector.monitor.changing():
-            play.collector._players.agent_ended("the agent ended with exit code 3")
+            play.collector._players.agent_ended("the agent ended with exit code 3", by_itself=True)
         assert (await play.turn(taken))[0] == 410
+        await asyncio.wait_for(untaken(play, 4), SOON)
         rest = await play.next()
         assert sorted(one["id"] for one in rest) == ["0.1.0", "0.1.1", "1.0.0", "1.0.1"]
         assert play.collector.counters()["counts"]["skipped"] == 0
+        assert failures(play) == {0: 0, 1: 0}
+
+
+async def test_only_a_prompt_that_the_agent_has_at_two_ends_of_its_own_has_failed(tmp_path: Path) -> None:
+    """Or a prompt that always ends it would be played for ever; whoever kills the agent from outside costs no prompt a try."""
+    async with playing(tmp_path) as play:
+        assert play.collector._players is not None
+        for by_itself, most, failed in ((False, 4, {0: 0, 1: 0}), (False, 4, {0: 0, 1: 0}), (True, 1, {0: 0, 1: 0}),
+                                        (False, 4, {0: 0, 1: 0}), (True, 4, {0: 1, 1: 0})):  # fmt: skip
+            await asyncio.wait_for(untaken(play, 4), SOON)
+            taken = await play.next(most)
+            assert len(taken) == most
+            with play.collector.monitor.changing():
+                play.collector._players.agent_ended("the agent ended", by_itself=by_itself)
+            assert failures(play) == failed
+        await asyncio.wait_for(untaken(play, 4), SOON)
+        assert len(await play.next()) == 4
+        with play.collector.monitor.changing():
+            play.collector._players.agent_ended("the agent ended", by_itself=True)
+        assert play.collector.counters()["skipped_names"] == {"RetryBudgetExhausted": [0]}
+
+
+async def test_what_an_agents_end_sets_free_is_not_given_to_those_of_its_requests_that_still_wait(tmp_path: Path) -> None:
+    async with playing(tmp_path) as play:
+        assert play.collector._players is not None
+        assert len(await play.next()) == 4
+        waits = asyncio.create_task(play.next(wait=SOON))
+        await asyncio.wait_for(waiting(play), SOON)
+        with play.collector.monitor.changing():
+            play.collector._players.agent_ended("the agent ended with exit code -9", by_itself=False)
+        assert await asyncio.wait_for(waits, SOON) == []
+        await asyncio.wait_for(untaken(play, 4), SOON)
+        assert len(await play.next()) == 4
+
+
+@pytest.mark.parametrize("how", ["next", "results"])
+async def test_rollouts_for_a_client_that_is_gone_are_given_to_the_next_one(tmp_path: Path, how: str) -> None:
+    body = b'{"results":[],"next":4}'
+    line = b"GET /v1/rollouts/next?max=4 HTTP/1.1" if how == "next" else b"POST /v1/rollouts/results HTTP/1.1"
+    head = b"\r\nHost: x\r\nAuthorization: Bearer secret\r\n"
+    request = line + head + (b"\r\n" if how == "next" else b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    async with playing(tmp_path, maxInFlightPrompts=4) as play:
+        assert play.collector._players is not None
+        await asyncio.wait_for(opened(play, 4), SOON)
+        put_back = called(play.collector._players, "put_back")
+        address = urlsplit(play.url)
+        with socket.create_connection((str(address.hostname), address.port or 0)) as client:
+            client.sendall(request)  # and is gone, before the server looks at it
+        await asyncio.wait_for(put_back.wait(), SOON)
+        assert len(await play.next(8)) == 8
+        assert failures(play) == dict.fromkeys(range(4), 0)
+
+
+async def test_a_rollouts_time_begins_when_an_agent_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more rollouts than an agent plays at once, the others are not late for waiting."""
+    seconds = [0.0]
+    monkeypatch.setattr(module.ActiveClock, "now", lambda self: seconds[0])
+    async with playing(tmp_path, answerTimeoutSeconds=5) as play:
+        for number in range(4):
+            seconds[0] += 4.0
+            (rollout,) = await play.next(1)
+            await play.turn(rollout)
+            seconds[0] += 4.0
+            assert (await play.result(rollout, reward=number % 2))[0] == 200
+        batch, _ = await asyncio.wait_for(play.collector.take(1), SOON)
+        assert batch is not None
+        assert batch.ordinals == (0, 1)
+
+
+async def test_a_run_whose_agent_takes_nothing_ends_and_says_so(tmp_path: Path) -> None:
+    async with playing(tmp_path) as play:
+        play.collector._spec = play.collector._spec.model_copy(
+            update={"deadlines": play.collector._spec.deadlines.model_copy(update={"stall_seconds": 0.05})}
+        )
+        with pytest.raises(HungError, match=r"\(deadlines.stallSeconds\).*prompt 0 .*; 4 rollouts are taken by no agent"):
+            await asyncio.wait_for(play.collector.take(1), SOON)
+
+
+async def test_validation_that_nobody_takes_ends_and_says_so(tmp_path: Path) -> None:
+    rows = [(index, load_builtin("copy3").rows[index]) for index in range(3)]
+    async with playing(tmp_path) as play:
+        await play.play(await play.next())
+        await asyncio.wait_for(play.collector.take(1), SOON)
+        await play.collector.commit(1, [0, 1])
+        play.collector._spec = play.collector._spec.model_copy(
+            update={"deadlines": play.collector._spec.deadlines.model_copy(update={"stall_seconds": 0.05})}
+        )
+        with pytest.raises(HungError, match=r"not reported 3 of 3 rollouts within 0.05 s .*, 3 of which none has taken"):
+            await asyncio.wait_for(play.collector.validate(rows), SOON)
+
+
+async def test_validation_that_an_agent_had_when_it_ended_is_played_again(tmp_path: Path) -> None:
+    rows = [(index, load_builtin("copy3").rows[index]) for index in range(2)]
+    async with playing(tmp_path) as play:
+        assert play.collector._players is not None
+        await play.play(await play.next())
+        await asyncio.wait_for(play.collector.take(1), SOON)
+        await play.collector.commit(1, [0, 1])
+        validated = asyncio.create_task(play.collector.validate(rows))
+        await asyncio.sleep(0)  # it has begun
+        for by_itself in (False, True):
+            assert len(await play.next(2)) == 2
+            with play.collector.monitor.changing():
+                play.collector._players.agent_ended("the agent ended", by_itself=by_itself)
+        (right, poison) = await play.next(2)
+        await play.turn(right)
+        await play.result(right, reward=1.0, correct=True)
+        with play.collector.monitor.changing():
+            play.collector._players.agent_ended("the agent ended with exit code 3", by_itself=True)
+        assert await asyncio.wait_for(validated, SOON) == 1
+        assert (await play.turn(poison))[0] == 410
+
+
+async def test_a_burst_at_one_replica_does_not_hold_up_another(tmp_path: Path) -> None:
+    seconds = [1.0]
+    async with playing(tmp_path, replicas=2) as play:
+        players, desk = play.collector._players, play.collector.desk
+        assert players is not None
+        players._clock = desk._clock = lambda: seconds[0]
+        rollouts = await play.next(2)
+        for rollout in rollouts:
+            await play.turn(rollout)
+        seconds[0] = 2.0
+        replica = players.get(rollouts[1]["id"]).replica
+        assert replica is not None
+        await play.turn(rollouts[1], rollouts[1]["prompt"], return_token_ids=True)
+        desk.submit(replica, (1,), 1, None, lambda got: None)
+        assert (desk.newest(replica), desk.newest(1 - replica)) == (2.0, 1.0)
+        await play.result(rollouts[1], reward=1.0)
+        assert (players.newest(replica), players.newest(1 - replica)) == (2.0, 0.0)
 
 
 async def test_a_slow_agent_loses_its_rollout_and_its_turn_under_way_is_told(
@@ -193,9 +327,12 @@ async def test_a_slow_agent_loses_its_rollout_and_its_turn_under_way_is_told(
             pass  # have the keeper of deadlines look
         status, answer = await asyncio.wait_for(waits, SOON)
         assert status == 410
-        assert "0 rollouts reported after 5 s (generation.answerTimeoutSeconds)" in answer["error"]["message"]
+        assert (
+            "0 rollouts reported; rollout 0.0.0 is not, 5 s after an agent took it (generation.answerTimeoutSeconds)"
+            in (answer["error"]["message"])
+        )
         status, answer = await play.turn(rollouts[2])
-        assert "0 rollouts reported, 1 taken by no agent after 5 s" in answer["error"]["message"]
+        assert "0 rollouts reported, 1 taken by no agent; rollout 1.0.0 is not, 5 s after" in answer["error"]["message"]
         assert (await play.result(rollouts[0], reward=1.0))[0] == 410
 
 
@@ -285,7 +422,8 @@ async def test_results_of_one_request_count_each_by_itself_and_its_answer_brings
         status, answer = await play.results({"results": [{"id": third["id"], "error": "no idea"}, *told[:1]]})
         assert [one["status"] for one in answer["results"]] == [200, 200], "the second was told before, and counts once"
         assert answer["rollouts"] == [], "none were asked for"
-        assert [one["id"] for one in await play.next(3)] == ["3.0.1", "1.1.0", "1.1.1"], "its prompt is played again"
+        await asyncio.wait_for(untaken(play, 3), SOON)
+        assert [one["id"] for one in await play.next(3)] == ["1.1.0", "1.1.1", "3.0.1"], "its prompt is played again, and first"
 
 
 @pytest.mark.parametrize(
@@ -475,3 +613,43 @@ async def free(play: Play, name: str) -> None:
     assert play.collector._players is not None
     while play.collector._players.get(name).turn is not None:  # noqa: ASYNC110 - a few milliseconds
         await asyncio.sleep(0.005)
+
+
+def failures(play: Play) -> dict[int, int]:
+    """Of the prompts that are not done."""
+    ledger = play.collector.rollouts.ledger
+    return {ordinal: ledger.failures_of(ordinal) for ordinal in ledger.live()}
+
+
+async def opened(play: Play, groups: int) -> None:
+    """So many prompts are dispatched."""
+    while play.collector.counters()["counts"]["in_flight"] < groups:  # noqa: ASYNC110 - a few milliseconds
+        await asyncio.sleep(0.005)
+
+
+async def untaken(play: Play, count: int) -> None:
+    """So many rollouts may be taken."""
+    assert play.collector._players is not None
+    while play.collector._players.untaken < count:  # noqa: ASYNC110 - a few milliseconds
+        await asyncio.sleep(0.005)
+
+
+async def waiting(play: Play) -> None:
+    """A request waits for rollouts: the server's thread sleeps in the monitor."""
+    front = play.collector._house._front  # type: ignore[union-attr]
+    assert front is not None
+    loop = front._listeners._loop
+    while loop not in [where for where, _ in list(play.collector.monitor._waiters)]:  # noqa: ASYNC110 - a few milliseconds
+        await asyncio.sleep(0.005)
+
+
+def called(players: Any, name: str) -> asyncio.Event:
+    """Set when it is called, by whichever thread."""
+    event, loop, original = asyncio.Event(), asyncio.get_running_loop(), getattr(players, name)
+
+    def noted(*args: Any) -> Any:
+        loop.call_soon_threadsafe(event.set)
+        return original(*args)
+
+    setattr(players, name, noted)
+    return event

@@ -19,10 +19,26 @@ G = 2
 
 
 def make(
-    *, prompts: int = 4, max_age: int = 1, steps: int = 50, limit: int = 8, budget: int = 1, seed: int = 0, filters: int = 0
+    *,
+    prompts: int = 4,
+    max_age: int = 1,
+    steps: int = 50,
+    limit: int = 8,
+    budget: int = 1,
+    seed: int = 0,
+    filters: int = 0,
+    from_dispatch: bool = True,
 ) -> Rollouts:
     source = SeekableSource([Row((1, index), str(index)) for index in range(20)], seed=seed, shuffle=True)
-    settings = RolloutSettings(G, limit, longest_prompt=4, answer_timeout=10.0, retry_budget=budget, filters_per_step=filters)
+    settings = RolloutSettings(
+        G,
+        limit,
+        longest_prompt=4,
+        answer_timeout=10.0,
+        retry_budget=budget,
+        filters_per_step=filters,
+        timed_from_dispatch=from_dispatch,
+    )
     return Rollouts(source, Window(prompts, max_age, steps), settings)
 
 
@@ -88,6 +104,32 @@ def test_the_wait_for_a_group_at_its_limit_ends_at_its_answer_deadline() -> None
     assert taken is not None
     assert taken[0].ordinals == (2,)
     rollouts.check()
+
+
+def test_a_group_whose_clock_is_its_agents_is_overdue_only_when_that_says_so() -> None:
+    rollouts = make(prompts=1, limit=2, from_dispatch=False)
+    first, second = rollouts.dispatch(version=0, now=0.0)
+    assert rollouts.overdue(now=1e9) == []
+    assert rollouts.first_deadline() is None
+    rollouts.set_deadline(second.tag, 20.0)
+    rollouts.set_deadline((second.tag[0], 7), 1.0)  # another try
+    assert rollouts.first_deadline() == 20.0
+    assert [group.ordinal for group in rollouts.overdue(now=20.1)] == [second.tag[0]]
+    assert [group.ordinal for group in rollouts.oldest_in_flight()] == [first.tag[0], second.tag[0]]
+
+
+def test_a_group_that_is_withdrawn_is_answered_again_and_has_not_failed() -> None:
+    rollouts = make(prompts=1, limit=1, budget=0)
+    for attempt in range(3):
+        (request,) = rollouts.dispatch(version=0, now=0.0)
+        assert request.tag == (0, attempt)
+        group = rollouts.group_of(request.tag)
+        assert group is not None
+        for _ in range(2):  # the second time it is open no longer
+            rollouts.withdraw(group)
+        rollouts.check()
+    assert rollouts.ledger.failures_of(0) == 0
+    assert rollouts.ledger.state_of(0) is State.RETRYABLE
 
 
 def test_groups_that_are_too_old_on_arrival_are_answered_again_and_come_first_in_their_turn() -> None:

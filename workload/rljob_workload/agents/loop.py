@@ -4,6 +4,8 @@ An agent in Python writes `play`, a coroutine from one rollout to its result, an
 Results that are there at about the same time are reported in one request, whose answer brings the next rollouts. A rollout
 counts against `at_once` from when it is taken until it is reported, so the trainer knows of every one that it gives out that
 its agent is about to ask.
+
+One bad result, a play that hangs, or a server that is full or away for a while costs the rollouts concerned, not the agent.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+
+from rljob_workload.agents.results import MOST_ERROR, UnusableError, result_of
 
 #: Rollouts that are played at once.
 AT_ONCE = 64
@@ -37,10 +42,24 @@ YOUNG_OBJECTS = 50_000
 #: Rollouts and results that one request may ask for and bring.
 MOST_IN_ONE = 256
 
+#: A request for rollouts, or with results, is repeated while the server is full or not there: for so many seconds in all from
+#: its first failure, with pauses that begin and end with these; a `Retry-After` that is longer holds instead.
+TROUBLE_SECONDS = 30.0
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 2.0
+#: How often it is looked whether a play takes longer than its rollout's `timeout_seconds`.
+LOOK_SECONDS = 1.0
+#: Of the question whether a rollout still counts.
+ASK_SECONDS = 10.0
+
+#: What becomes of a request where a connection cannot be made, or breaks.
+DROPPED = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
+
 Rollout = dict[str, Any]
 #: `{"reward": 0.5, "correct": False}`, or `{"error": "why there is none"}`.
 Result = dict[str, Any]
-#: Plays one rollout with the run's session, which sends the token, or with a client of its own. An exception ends the agent.
+#: Plays one rollout with the run's session, which sends the token, or with a client of its own. An exception ends the agent;
+#: what is no result is reported as an error of its rollout.
 Play = Callable[[aiohttp.ClientSession, Rollout], Coroutine[Any, Any, Result]]
 
 
@@ -56,7 +75,7 @@ def run(play: Play, at_once: int = AT_ONCE) -> None:
 async def serve(play: Play, url: str, token: str, at_once: int = AT_ONCE) -> None:
     """The same with a base URL and a token."""
     headers = {"Authorization": f"Bearer {token}"}
-    connector = aiohttp.TCPConnector(limit=at_once + 2)  # turns, a report, and the request that waits for rollouts
+    connector = aiohttp.TCPConnector(limit=at_once + 3)  # turns, a report, the wait for rollouts, a look at one
     timeout = aiohttp.ClientTimeout(total=None)  # a turn may wait while the model is trained
     async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as session:
         await Loop(session, url, play, at_once).run()
@@ -64,6 +83,14 @@ async def serve(play: Play, url: str, token: str, at_once: int = AT_ONCE) -> Non
 
 class AgentError(Exception):
     """The trainer does not answer as it should."""
+
+
+@dataclass(slots=True)
+class _Played:
+    """A rollout that is being played. `due`: when it is asked whether it still counts, by the event loop's clock."""
+
+    rollout: Rollout
+    due: float
 
 
 class Loop:
@@ -74,7 +101,8 @@ class Loop:
         self._url = url
         self._play = play
         self._at_once = at_once
-        self._playing: set[asyncio.Task[Result]] = set()
+        #: A task that is not here any more is ours no longer: nothing that becomes of it counts.
+        self._playing: dict[asyncio.Task[Result], _Played] = {}
         self._results: list[Result] = []
         #: Rollouts that a request under way may bring.
         self._asked = 0
@@ -84,9 +112,11 @@ class Loop:
         self._news = asyncio.Event()
 
     async def run(self) -> None:
-        """Play until the run is over. Raises what `play` raised, AgentError and aiohttp's errors."""
+        """Play until the run is over. Raises what `play` raised, AgentError, and aiohttp's errors of answers that are none."""
         waiting: asyncio.Task[None] | None = None
         patient = True
+        watching = asyncio.create_task(self._watch())
+        watching.add_done_callback(self._watched)
         try:
             while not self._over:
                 self._news.clear()
@@ -105,7 +135,8 @@ class Loop:
                 else:
                     patient = await self._something(PATIENCE_SECONDS if waiting is None and self._free else None)
         finally:
-            for task in filter(None, [*self._playing, waiting]):
+            playing, self._playing = self._playing, {}
+            for task in filter(None, [*playing, waiting, watching]):
                 task.cancel()
 
     async def _something(self, seconds: float | None) -> bool:
@@ -134,20 +165,50 @@ class Loop:
         """Tell results, and play what the trainer gives in their place."""
         results, self._results = self._results[:MOST_IN_ONE], self._results[MOST_IN_ONE:]
         with self._asking(most := self._free):
-            body = {"results": results, "next": most}
-            async with self._session.post(f"{self._url}/rollouts/results", json=body) as response:
-                answer = await _answer_of(response)
-        for said in answer["results"]:
-            if said["status"] not in _QUIET:
-                print(f"{said['id']}: {said['status']} {said['error']['message']}", file=sys.stderr)
+            answer = await self._ask("POST", "rollouts/results", json={"results": results, "next": most})
+        for result, said in zip(results, answer["results"], strict=False):
+            if said["status"] in _QUIET:
+                continue
+            why = f"{said['status']} {said['error']['message']}"
+            print(f"{said['id']}: {why}", file=sys.stderr)
+            if "error" not in result:  # else the rollout, and the others of its prompt, would wait until it is late
+                self._results.append({"id": result["id"], "error": f"the result was refused: {why}"[:MOST_ERROR]})
         self._begin(answer)
 
     async def _wait_for_some(self, most: int) -> None:
         """Wait until the trainer has rollouts, and play them."""
         with self._asking(most):
-            async with self._session.get(f"{self._url}/rollouts/next", params={"max": most}) as response:
-                answer = await _answer_of(response)
+            answer = await self._ask("GET", "rollouts/next", params={"max": most})
         self._begin(answer)
+
+    async def _ask(self, method: str, path: str, **what: Any) -> dict[str, Any]:
+        """The answer; the request is repeated while nobody serves it. Raises AgentError.
+
+        Sending results again is safe, since the trainer takes the same one twice as once. Rollouts of an answer that was lost
+        are played by nobody: the trainer gives them out again when they are late.
+        """
+        now = asyncio.get_running_loop().time
+        end, pause = None, FIRST_PAUSE_SECONDS
+        while True:
+            wait = pause
+            try:
+                async with self._session.request(method, f"{self._url}/{path}", **what) as response:
+                    if response.status == 200:
+                        answer: dict[str, Any] = await response.json()
+                        return answer
+                    why = f"was answered with {response.status}: {(await response.text())[:500]}"
+                    if response.status != 503:
+                        raise AgentError(f"{method} {path} {why}")
+                    wait = retry_after(response, pause)
+            except DROPPED as err:
+                why = f"failed: {type(err).__name__}: {err}"
+            if self._over:  # another request was told so
+                return {"results": [], "rollouts": [], "over": True}
+            end = end or now() + TROUBLE_SECONDS
+            if now() + wait > end:
+                raise AgentError(f"{method} {path} {why}; tried for {TROUBLE_SECONDS:g} s")
+            await asyncio.sleep(wait)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     @contextmanager
     def _asking(self, most: int) -> Iterator[None]:
@@ -159,25 +220,74 @@ class Loop:
 
     def _begin(self, answer: dict[str, Any]) -> None:
         self._over = self._over or answer["over"]
+        now = asyncio.get_running_loop().time()
         for rollout in answer["rollouts"]:
             task = asyncio.create_task(self._play(self._session, rollout))
-            self._playing.add(task)
+            self._playing[task] = _Played(rollout, now + rollout["timeout_seconds"])
             task.add_done_callback(partial(self._played, rollout["id"]))
 
     def _played(self, name: str, task: asyncio.Task[Result]) -> None:
-        self._playing.discard(task)
-        if task.cancelled():
+        """What became of a play. Nothing may be raised here: nobody would hear it."""
+        ours = self._playing.pop(task, None) is not None
+        failure = None if task.cancelled() else task.exception()
+        if not ours:
             return
-        if (failure := task.exception()) is not None:
-            self._failure = failure
+        if failure is not None:
+            self._fail(failure)
+        elif task.cancelled():
+            self._give_up(name, "play gave no result: it was cancelled, and not by the loop")
         else:
-            self._results.append({"id": name, **task.result()})
+            try:
+                self._results.append({"id": name, **result_of(task.result())})
+            except UnusableError as err:
+                self._give_up(name, str(err))
         self._news.set()
 
+    def _give_up(self, name: str, why: str) -> None:
+        print(f"{name}: {why}", file=sys.stderr)
+        self._results.append({"id": name, "error": why})
+        self._news.set()
 
-async def _answer_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
-    if response.status != 200:
-        said = (await response.text())[:500]
-        raise AgentError(f"a request for rollouts, or with results, was answered with {response.status}: {said}")
-    answer: dict[str, Any] = await response.json()
-    return answer
+    def _fail(self, failure: BaseException) -> None:
+        self._failure = failure
+        self._news.set()
+
+    # ---- plays that hang --------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Give up plays of rollouts whose time is over.
+
+        The trainer's clock of a rollout stands still while no model answers, and an agent cannot know for how long it did. So
+        it is asked: a play that waits for a step, or a validation, longer than `timeout_seconds` goes on.
+        """
+        now = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for task, played in [one for one in self._playing.items() if one[1].due <= now()]:
+                seconds = played.rollout["timeout_seconds"]
+                if await self._counts(played.rollout):
+                    played.due = now() + seconds / 4
+                elif self._playing.pop(task, None) is not None:
+                    task.cancel()
+                    self._give_up(played.rollout["id"], f"not played within {seconds:g} s")
+
+    async def _counts(self, rollout: Rollout) -> bool:
+        """Whether the trainer still waits for it: of one that is over a turn is refused before it is read, and this is none."""
+        url, timeout = rollout["base_url"] + "/completions", aiohttp.ClientTimeout(total=ASK_SECONDS)
+        try:
+            async with self._session.post(url, json={}, timeout=timeout) as response:
+                return response.status not in (404, 410)
+        except (*DROPPED, TimeoutError):
+            return True  # not known
+
+    def _watched(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            self._fail(failure)
+
+
+def retry_after(response: aiohttp.ClientResponse, default: float) -> float:
+    """Seconds until a server that is full may be asked again: at least `default`."""
+    try:
+        return max(default, float(response.headers.get("Retry-After", default)))
+    except ValueError:  # a date
+        return default

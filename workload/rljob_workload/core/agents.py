@@ -2,13 +2,16 @@
 
 A prompt that is dispatched becomes as many rollouts as its group has answers. An agent takes rollouts, talks to the model
 under each one's own address, and reports a reward. The group is judged when all of its rollouts are reported; it fails as a
-whole when one of them does, or when its answers' deadline passes. Validation rollouts are the same, but greedy, and belong
-to no group. No I/O and no lock here: the collector's guards it.
+whole when one of them does, or is not reported in time. A rollout's time begins when it is taken: one that waits for an agent
+waits for as long as agents are busy. Validation rollouts are the same, but greedy, and belong to no group. No I/O and no
+lock here: the collector's guards it.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -52,9 +55,11 @@ class AgentRollout:
     tag: tuple[int, int]
     tokens: tuple[int, ...]
     expected: str
+    #: Where it stands among those of its purpose that wait: the oldest prompt first, which a step may wait for.
+    place: tuple[int, int]
     #: The replica that answers all of its turns; set when an agent takes it.
     replica: int | None = None
-    #: When it must be reported, by whichever clock its owner keeps; None: its group's deadline holds.
+    #: When it must be reported, by the clock that its owner keeps for its purpose; None: no agent has it.
     deadline: float | None = None
     trajectory: Trajectory = field(default_factory=Trajectory)
     #: The desk's number of the turn that is being generated.
@@ -66,6 +71,11 @@ class AgentRollout:
     def reported(self) -> bool:
         """Whether the agent is done with it."""
         return self.reward is not None
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing was asked and nothing said of it."""
+        return self.turn is None and not self.trajectory.turns and not self.reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +93,8 @@ class AgentRollouts:
         self._open: dict[str, AgentRollout] = {}
         self._groups: dict[tuple[int, int], list[AgentRollout]] = {}
         #: The trainer stands still while it validates, so validation comes first.
-        self._waiting: dict[Purpose, deque[AgentRollout]] = {Purpose.VALIDATE: deque(), Purpose.TRAIN: deque()}
+        self._waiting: dict[Purpose, list[tuple[tuple[int, int], AgentRollout]]] = {Purpose.VALIDATE: [], Purpose.TRAIN: []}
+        self._count = 0
         self._load = [0] * replicas
         self._ended: dict[str, str] = {}
         #: Of those that an agent ended, what it said; of those that were given up, nothing.
@@ -93,23 +104,25 @@ class AgentRollouts:
 
     def open_group(self, request: Request, expected: str) -> None:
         """A prompt was dispatched: agents may take its rollouts."""
-        rollouts = [
-            AgentRollout(f"{request.tag[0]}.{request.tag[1]}.{index}", Purpose.TRAIN, request.tag, request.tokens, expected)
+        ordinal, attempt = request.tag
+        self._groups[request.tag] = [
+            self._add(f"{ordinal}.{attempt}.{index}", Purpose.TRAIN, request.tag, request.tokens, expected)
             for index in range(request.answers)
         ]
-        self._groups[request.tag] = rollouts
-        for rollout in rollouts:
-            self._add(rollout)
 
     def open_validation(self, name: str, tag: tuple[int, int], tokens: tuple[int, ...], expected: str) -> AgentRollout:
         """One greedy rollout."""
-        rollout = AgentRollout(name, Purpose.VALIDATE, tag, tokens, expected)
-        self._add(rollout)
+        return self._add(name, Purpose.VALIDATE, tag, tokens, expected)
+
+    def _add(self, name: str, purpose: Purpose, tag: tuple[int, int], tokens: tuple[int, ...], expected: str) -> AgentRollout:
+        self._count += 1
+        rollout = AgentRollout(name, purpose, tag, tokens, expected, (tag[0], self._count))
+        self._open[name] = rollout
+        self._wait(rollout)
         return rollout
 
-    def _add(self, rollout: AgentRollout) -> None:
-        self._open[rollout.id] = rollout
-        self._waiting[rollout.purpose].append(rollout)
+    def _wait(self, rollout: AgentRollout) -> None:
+        heapq.heappush(self._waiting[rollout.purpose], (rollout.place, rollout))
 
     # ---- play -------------------------------------------------------------------------------
 
@@ -121,21 +134,30 @@ class AgentRollouts:
     @property
     def waiting(self) -> int:
         """Rollouts that no agent has taken."""
-        return sum(map(len, self._waiting.values()))
+        return sum(rollout.replica is None for rollout in self._open.values())
 
-    def hand_out(self, most: int, deadline: float | None = None) -> list[AgentRollout]:
-        """Rollouts for an agent, oldest first. `deadline`: of validation rollouts, whose time begins now."""
+    def hand_out(self, most: int, deadline: Callable[[Purpose], float] = lambda _: math.inf) -> list[AgentRollout]:
+        """Rollouts for an agent, the oldest prompt's first. `deadline`: of a rollout whose time begins now."""
         taken: list[AgentRollout] = []
         while len(taken) < most and (queue := next(filter(None, self._waiting.values()), None)):
-            rollout = queue.popleft()
+            _, rollout = heapq.heappop(queue)
             if rollout.id not in self._open:
                 continue  # its group was given up
             rollout.replica = min(range(len(self._load)), key=self._load.__getitem__)
             self._load[rollout.replica] += 1
-            if rollout.purpose is Purpose.VALIDATE:
-                rollout.deadline = deadline
+            rollout.deadline = deadline(rollout.purpose)
             taken.append(rollout)
         return taken
+
+    def put_back(self, rollouts: Iterable[AgentRollout]) -> list[AgentRollout]:
+        """Whoever these were handed out to never got them: they wait again, as before. Returns those that were still theirs."""
+        back = [one for one in rollouts if self._open.get(one.id) is one and one.replica is not None and one.untouched]
+        for rollout in back:
+            assert rollout.replica is not None
+            self._load[rollout.replica] -= 1
+            rollout.replica = rollout.deadline = None
+            self._wait(rollout)
+        return back
 
     def get(self, name: str) -> AgentRollout:
         """A rollout that an agent plays. Raises RolloutUnknownError or RolloutOverError."""
@@ -196,7 +218,7 @@ class AgentRollouts:
 
     def overdue(self, now: float) -> list[AgentRollout]:
         """Validation rollouts that were not reported in time."""
-        return [one for one in self._open.values() if one.deadline is not None and one.deadline < now]
+        return [one for one in self._validating() if one.deadline is not None and one.deadline < now]
 
     def standing(self, tag: tuple[int, int]) -> tuple[int, int]:
         """Rollouts of a group that are reported, and those that no agent has taken."""
@@ -205,7 +227,15 @@ class AgentRollouts:
 
     def first_deadline(self) -> float | None:
         """Of the validation rollouts that agents have."""
-        return min((one.deadline for one in self._open.values() if one.deadline is not None), default=None)
+        return min((one.deadline for one in self._validating() if one.deadline is not None), default=None)
+
+    def _validating(self) -> Iterable[AgentRollout]:
+        return (one for one in self._open.values() if one.purpose is Purpose.VALIDATE)
+
+    def first_due(self, tag: tuple[int, int]) -> AgentRollout | None:
+        """Of a group's rollouts that agents have, the one that must be reported first."""
+        has = [one for one in self._groups.get(tag, ()) if one.deadline is not None and not one.reported]
+        return min(has, key=lambda one: one.deadline or 0.0, default=None)
 
     def taken(self) -> list[AgentRollout]:
         """Rollouts that an agent has and has not reported."""

@@ -26,6 +26,9 @@ class Group:
     #: Tries before this one, in this life; with the ordinal it tells this try's answers from those of earlier ones.
     attempt: int
     dispatched_version: int
+    #: When it was dispatched.
+    begun: float
+    #: When it is given up; infinity while nobody is at it.
     deadline: float
     answers: list[Answer] = field(default_factory=list)
 

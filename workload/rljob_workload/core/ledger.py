@@ -248,8 +248,8 @@ class Ledger:
         self._move(ordinal, State.RETRYABLE, (State.BUFFERED, State.IN_FLIGHT)).owed = True
 
     def reopen(self, ordinal: int) -> None:
-        """The finished answers cannot be used (not restored, or of another group size): answer again."""
-        self._move(ordinal, State.RETRYABLE, (State.BUFFERED,))
+        """The answers cannot be used (not restored, of another group size, lost with their agent): answer again."""
+        self._move(ordinal, State.RETRYABLE, (State.BUFFERED, State.IN_FLIGHT))
 
     def take(self, ordinals: Sequence[int]) -> None:
         """Move finished groups into a training step: all of them, or none."""

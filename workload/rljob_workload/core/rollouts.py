@@ -16,6 +16,7 @@ still finishes its steps.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -60,6 +61,8 @@ class RolloutSettings:
     retry_budget: int
     #: Zero-variance groups that may be filtered between two steps; 0 trains them all.
     filters_per_step: int = 0
+    #: Whether a group's time begins with its dispatch; else `set_deadline` says when it must be there.
+    timed_from_dispatch: bool = True
     #: Whether a step waits for the groups that the next one would find too old. Only simulations of other trainers do not:
     #: there these are evicted, and only those that were evicted before are waited for.
     waits: bool = True
@@ -166,8 +169,8 @@ class Rollouts:
         self.ledger.dispatch(ordinal)
         attempt = self._tries.get(ordinal, -1) + 1
         self._tries[ordinal] = attempt
-        deadline = now + self._settings.answer_timeout
-        self._open[ordinal] = Group(ordinal, attempt, version, deadline)
+        deadline = now + self._settings.answer_timeout if self._settings.timed_from_dispatch else math.inf
+        self._open[ordinal] = Group(ordinal, attempt, version, now, deadline)
         return Request((ordinal, attempt), self._source.row(ordinal).tokens, self._settings.group_size)
 
     # ---- answers in -------------------------------------------------------------------------
@@ -243,13 +246,30 @@ class Rollouts:
         heapq.heappush(self._waiting, group.ordinal)
         return None
 
+    def withdraw(self, group: Group) -> None:
+        """This try is lost by no fault of its prompt: answer it again, without using the retry budget."""
+        if self.is_open(group):
+            del self._open[group.ordinal]
+            self.ledger.reopen(group.ordinal)
+            heapq.heappush(self._waiting, group.ordinal)
+
+    def set_deadline(self, tag: tuple[int, int], deadline: float) -> None:
+        """When this try must be there; infinity: nobody is at it. Nothing happens where it is waited for no longer."""
+        if (group := self.group_of(tag)) is not None:
+            group.deadline = deadline
+
+    def first_deadline(self) -> float | None:
+        """Of the groups that somebody is at."""
+        first = min((group.deadline for group in self._open.values()), default=math.inf)
+        return None if first == math.inf else first
+
     def overdue(self, now: float) -> list[Group]:
         """Groups whose answers did not all come in time."""
         return [group for group in self._open.values() if now > group.deadline]
 
     def oldest_in_flight(self, count: int = 3) -> list[Group]:
         """The groups that are waited for longest (for stall reports)."""
-        return heapq.nsmallest(count, self._open.values(), key=lambda group: group.deadline)
+        return heapq.nsmallest(count, self._open.values(), key=lambda group: group.begun)
 
     # ---- batches out ------------------------------------------------------------------------
 

@@ -62,22 +62,23 @@ class Account:
         slices = ", ".join(f"replica {replica} for {seconds:.0f} s" for replica, seconds in self._pumps.slices.items())
         return (
             f"the collector is {self._machine.state}, {missing} groups are missing; decoding: {slices or 'nobody'}; in "
-            f"flight longest: {named(self._oldest()[:3], size)}"
+            f"flight longest: {named(self._oldest()[:3], size)}{self._untaken()}"
         )
 
     def _oldest(self) -> list[dict[str, Any]]:
-        timeout = self._spec.generation.answer_timeout_seconds
-        return oldest_in_flight(self._rollouts, self._players, self._clock.now(), timeout)
+        return oldest_in_flight(self._rollouts, self._players, self._clock.now())
+
+    def _untaken(self) -> str:
+        untaken = self._players.untaken if self._players else 0
+        return f"; {untaken} rollouts are taken by no agent" if untaken else ""
 
 
-def oldest_in_flight(rollouts: Rollouts, players: Players | None, now: float, timeout: float) -> list[dict[str, Any]]:
+def oldest_in_flight(rollouts: Rollouts, players: Players | None, now: float) -> list[dict[str, Any]]:
     """The prompts in flight for longest, oldest first. Tokens: of complete answers; what runs only its rank knows.
 
-    `now`: seconds of the clock of the answers' deadlines; `timeout`: what they have of it.
+    `now`: seconds of the clock of the answers' deadlines.
     """
-    return [
-        _described(group, rollouts, players, now - (group.deadline - timeout)) for group in rollouts.oldest_in_flight(OLDEST)
-    ]
+    return [_described(group, rollouts, players, now - group.begun) for group in rollouts.oldest_in_flight(OLDEST)]
 
 
 def _described(group: Group, rollouts: Rollouts, players: Players | None, age: float) -> dict[str, Any]:

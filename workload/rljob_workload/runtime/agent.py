@@ -28,6 +28,8 @@ log = logging.getLogger("rljob.collector")
 MOST_USELESS_STARTS = 3
 #: Bytes of its log that are searched for its last words.
 _TAIL_BYTES = 4096
+#: Exit codes of a process that somebody else ended, seen by its parent or told by a shell: SIGKILL and SIGTERM.
+_ENDED_FROM_OUTSIDE = frozenset(code for number in (signal.SIGKILL, signal.SIGTERM) for code in (-number, 128 + number))
 
 
 class AgentError(Exception):
@@ -45,10 +47,11 @@ class AgentProcess:
         token_file: str,
         *,
         reports: Callable[[], int],
-        ended: Callable[[str], None],
+        ended: Callable[[str, bool], None],
         failed: Callable[[AgentError], None],
     ) -> None:
-        """`reports`: rollouts reported so far; `ended`: it will be started again; `failed`: it will not."""
+        """`reports`: rollouts reported so far; `ended` (why, and whether by itself): it will be started again;
+        `failed`: it will not."""
         # The very interpreter that the trainer runs in, where a name of it is asked for.
         self._command = [sys.executable if command[0] in ("python", "python3") else command[0], *command[1:]]
         self._log_file = log_file
@@ -103,15 +106,16 @@ class AgentProcess:
             if end is None:
                 return
             useless = useless + 1 if self._reports() == before else 0
-            why = f"the agent ended with {end}"
+            what, by_itself = end
+            why = f"the agent ended with {what}"
             if useless == MOST_USELESS_STARTS:
                 self._failed(AgentError(f"{why}, {useless} times without having reported a rollout; {self._last_words()}"))
                 return
             log.warning("%s; it is started again", why)
-            self._ended(why)
+            self._ended(why, by_itself)
 
-    def _run(self, output: IO[bytes], environment: Mapping[str, str]) -> str | None:
-        """One life of it; how it ended, or None where it was to end."""
+    def _run(self, output: IO[bytes], environment: Mapping[str, str]) -> tuple[str, bool] | None:
+        """One life of it; how it ended and whether by itself, or None where it was to end."""
         with self._lock:
             if self._closing:
                 return None
@@ -137,8 +141,10 @@ class AgentProcess:
         if "exit" not in said and "error" not in said:
             self._end_what_is_left()
         if "error" in said:
-            return f"no start ({said['error']})"
-        return f"exit code {said['exit']}" if "exit" in said else "its guard"
+            return f"no start ({said['error']})", True
+        if "exit" not in said:
+            return "its guard", False
+        return f"exit code {said['exit']}", said["exit"] not in _ENDED_FROM_OUTSIDE
 
     def _end_what_is_left(self) -> None:
         """The guard was killed, so nobody else ends what the agent had started: it is known by the environment it inherited."""

@@ -123,8 +123,9 @@ class Collector:
             players.open_validation(rows)
         if await self._monitor.first(lambda: self._none_missing(players), stall) is None:
             with self._monitor.reading():
-                missing = players.missing_verdicts()
-            raise HungError(f"validation: agents have not reported {missing} of {len(rows)} rollouts within {stall:g} s")
+                missing, untaken = players.missing_verdicts(), players.untaken_verdicts()
+            raise HungError(f"validation: agents have not reported {missing} of {len(rows)} rollouts within {stall:g} s "
+                            f"(deadlines.stallSeconds), {untaken} of which none has taken")  # fmt: skip
         with self._monitor.changing():
             self._machine.enter(CollectorState.DRAINING, "validation is over")
         if await self._monitor.first(lambda: None if self._pumps.slices else True, stall) is None:
@@ -309,9 +310,9 @@ class Collector:
         """Whether slices may be begun for requests by HTTP."""
         return self._machine.state in SERVING
 
-    def lose(self, group: Group, why: str) -> None:
-        """This try of a group has failed."""
-        self._pumps.lost(group, why)
+    def lose(self, group: Group, why: str, *, counted: bool = True) -> None:
+        """This try of a group has failed; or, not `counted`, it is given up by no fault of the prompt."""
+        self._pumps.lost(group, why, counted=counted)
 
     def settle(self) -> None:
         """Name the state after what is going on, while collecting."""

@@ -84,10 +84,10 @@ class House:
         if self._front is not None:
             self._front.close()
 
-    def _agent_ended(self, why: str) -> None:
+    def _agent_ended(self, why: str, by_itself: bool) -> None:
         with self._owner.monitor.changing():
             if self._owner.players is not None:
-                self._owner.players.agent_ended(why)
+                self._owner.players.agent_ended(why, by_itself=by_itself)
 
     def _agent_failed(self, error: AgentError) -> None:
         with self._owner.monitor.changing():

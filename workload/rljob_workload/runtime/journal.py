@@ -7,7 +7,7 @@ environment variable RLJOB_JOURNAL is set, one JSON object a line, `journal.json
     {"restored": step, "buffer": bool, "rehanded": [ordinal]}  ... with a checkpoint's state
     {"asked": [[ordinal, row, version]]}               row: CRC-32 of the prompt's tokens
     {"answered": ordinal, "size": n, "first": version, "equal": bool, "verdict": "buffered" | "filtered" | "evicted"}
-    {"failed": ordinal}   {"evicted": ordinal}   {"skipped": ordinal, "cause": cause}
+    {"failed": ordinal}   {"withdrawn": ordinal}   {"evicted": ordinal}   {"skipped": ordinal, "cause": cause}
     {"committed": step}   {"snapshot": attempt}
 """
 
@@ -95,6 +95,12 @@ class JournalledRollouts(Rollouts):
         if self.is_open(group):
             self._note(failed=group.ordinal)
         return super().failed(group)
+
+    def withdraw(self, group: Group) -> None:
+        """Note a try that was lost by no fault of its prompt."""
+        if self.is_open(group):
+            self._note(withdrawn=group.ordinal)
+        super().withdraw(group)
 
     def commit(self, step: int, ordinals: Sequence[int]) -> None:
         """Note that the books have a step; which prompts it trained is the ranks' word."""

@@ -171,7 +171,7 @@ class Pumps:
             with monitor.reading():
                 if not desk.waits(replica) or (players is not None and not players.thinking(replica)):
                     return  # nobody is left who could ask
-                newest = max(began, desk.newest, players.newest if players else 0.0)
+                newest = max(began, desk.newest(replica), players.newest(replica) if players else 0.0)
             if now > newest + QUIET_SECONDS:
                 return
             await asyncio.sleep(LOOK_SECONDS)
@@ -293,8 +293,8 @@ class Pumps:
 
     def _until_next_deadline(self) -> float | None:
         """Seconds until a group or a validation rollout is overdue; None while there is none whose clock runs."""
-        oldest = self._owner.rollouts.oldest_in_flight(1)
-        left = [oldest[0].deadline - self._owner.now] if oldest and self._owner.collecting else []
+        first = self._owner.rollouts.first_deadline()
+        left = [first - self._owner.now] if first is not None and self._owner.collecting else []
         players = self._owner.players
         if players is not None and (seconds := players.until_deadline()) is not None:
             left.append(seconds)
@@ -304,15 +304,19 @@ class Pumps:
         seconds = self._spec.generation.answer_timeout_seconds
         for group in self._owner.rollouts.overdue(self._owner.now):
             players = self._owner.players
-            done = f"{len(group.answers)} answers" if players is None else players.standing(group)
-            self.lost(group, f"{done} after {seconds} s (generation.answerTimeoutSeconds)")
+            done = f"{len(group.answers)} answers after {seconds} s" if players is None else players.late(group)
+            self.lost(group, f"{done} (generation.answerTimeoutSeconds)")
         if self._owner.players is not None:
             self._owner.players.give_up_overdue()
 
-    def lost(self, group: Group, why: str) -> None:
-        """This try of a group has failed; with the lock held."""
+    def lost(self, group: Group, why: str, *, counted: bool = True) -> None:
+        """This try of a group has failed, or is given up by no fault of the prompt; with the lock held."""
         if self._owner.players is not None:
             self._owner.players.close(group, why)
-        cause = self._owner.rollouts.failed(group)
+        cause: SkipCause | None = None
+        if counted:
+            cause = self._owner.rollouts.failed(group)
+        else:
+            self._owner.rollouts.withdraw(group)
         end = f"skipped ({cause})" if cause is SkipCause.RETRY_BUDGET_EXHAUSTED else "will be answered again"
         log.warning("prompt %d, try %d: %s; %s", group.ordinal, group.attempt + 1, why, end)

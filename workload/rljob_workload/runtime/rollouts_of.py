@@ -39,6 +39,7 @@ def build_rollouts(spec: RLJobSpec, task: TaskData, keeper: RolloutsMaker = Roll
         answer_timeout=float(generation.answer_timeout_seconds),
         retry_budget=spec.prompts.retry_budget,
         filters_per_step=grpo.prompts_per_step,
+        timed_from_dispatch=spec.environment.agent is None,
     )
     return keeper(source, window, settings, _log_skip)
 

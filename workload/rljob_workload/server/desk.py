@@ -42,8 +42,8 @@ class Desk:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        #: When the newest request came, by the clock.
-        self.newest = 0.0
+        #: By replica: when its newest request came, by the clock.
+        self._newest: dict[int, float] = defaultdict(float)
         self._tickets: dict[int, _Ticket] = {}
         #: By replica: numbers of requests that wait for its next slice, in order.
         self._waiting: dict[int, dict[int, None]] = defaultdict(dict)
@@ -62,13 +62,17 @@ class Desk:
             raise self._closed
         if self._owed[replica] + answers > MOST_WAITING:
             raise DeskFullError(f"{self._owed[replica]} answers are waited for; at most {MOST_WAITING} may be")
-        self.newest = self._clock()
+        self._newest[replica] = self._clock()
         self._next += 1
         request = Request((HTTP, self._next), tokens, answers, sampling=sampling)
         self._tickets[self._next] = _Ticket(request, deliver, replica)
         self._waiting[replica][self._next] = None
         self._owed[replica] += answers
         return self._next
+
+    def newest(self, replica: int) -> float:
+        """When the replica's newest request came, by the clock; 0: none came yet."""
+        return self._newest[replica]
 
     def waits(self, replica: int) -> bool:
         """Whether a request waits for the replica's next slice."""

@@ -6,6 +6,7 @@ wrong with one result is said of that one; the others of its request count.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import zlib
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,8 @@ from rljob_workload.server.wire import answer, body_of
 #: Rollouts that one request may give out, and results that it may bring; seconds that it may wait for the first rollout.
 MOST_ROLLOUTS = 256
 LONGEST_WAIT = 60.0
+#: Rounds of the event loop until an end of the connection that had come before is noticed: it is read in the next one.
+_ROUNDS = 2
 
 
 class Agents(Protocol):
@@ -43,8 +46,17 @@ class Agents(Protocol):
         """Whether no rollout will come any more."""
         ...
 
+    @property
+    def epoch(self) -> int:
+        """Grows when the agent ends; who asked before that gets nothing."""
+        ...
+
     def hand_out(self, most: int) -> list[AgentRollout]:
         """Rollouts for an agent."""
+        ...
+
+    def put_back(self, rollouts: Sequence[AgentRollout]) -> None:
+        """Their client is gone before it got them; wakes who waits for some."""
         ...
 
     def get(self, name: str) -> AgentRollout:
@@ -98,8 +110,28 @@ class Playing:
         agents = self._agents
         most = int(_query(request, "max", 1, 1, MOST_ROLLOUTS, whole=True))
         wait = _query(request, "wait", 30.0, 0.0, LONGEST_WAIT)
-        found = await self._monitor.first(lambda: agents.hand_out(most) or ([] if agents.over else None), wait)
-        return answer({"rollouts": [self._described(one) for one in found or ()], "over": agents.over})
+        epoch = agents.epoch
+
+        def look() -> list[AgentRollout] | None:
+            if agents.over or agents.epoch != epoch:
+                return []
+            return agents.hand_out(most) or None
+
+        found = await self._delivered(request, await self._monitor.first(look, wait) or [])
+        return answer({"rollouts": [self._described(one) for one in found], "over": agents.over})
+
+    async def _delivered(self, request: web.BaseRequest, found: list[AgentRollout]) -> list[AgentRollout]:
+        """Rollouts that were handed out for a request, unless its client is gone: then nobody would play them."""
+        there = False
+        try:
+            for _ in range(_ROUNDS if found else 0):
+                await asyncio.sleep(0)
+            there = request.transport is not None and not request.transport.is_closing()
+        finally:
+            if found and not there:
+                with self._monitor.reading():
+                    self._agents.put_back(found)
+        return found if there else []
 
     def _described(self, rollout: AgentRollout) -> dict[str, Any]:
         base = self.urls[rollout.replica or 0].removesuffix("/v1")
@@ -167,7 +199,7 @@ class Playing:
             found = self._agents.hand_out(most) if most else []
             if found:
                 self._monitor.notify()
-        rollouts = [self._described(one) for one in found]
+        rollouts = [self._described(one) for one in await self._delivered(request, found)]
         return answer({"results": said, "rollouts": rollouts, "over": self._agents.over})
 
     def _accepted(self, result: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,52 @@
+"""What an agent's `play` gives, as the trainer reads it."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from typing import Any
+
+#: Characters of an error that are reported: what the trainer keeps.
+MOST_ERROR = 300
+
+
+class UnusableError(Exception):
+    """What `play` gave is no result; the message says what it gave, in at most MOST_ERROR characters."""
+
+
+def result_of(given: object) -> dict[str, Any]:
+    """`{"reward": 0.5}`, with `correct` if there is one, or `{"error": "why"}`: plain values that JSON has.
+
+    Scalars of NumPy and PyTorch are numbers here as Python's are. Raises UnusableError, and nothing else whatever is given:
+    the result of one rollout is to cost no other.
+    """
+    try:
+        return _read(given)
+    except Exception as err:  # whatever the value's own methods raise
+        raise UnusableError(f"play gave {_told(given)}: {err}"[:MOST_ERROR]) from err
+
+
+def _read(given: object) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise TypeError("a result is {'reward': NUMBER, 'correct': BOOL} or {'error': TEXT}")
+    if unknown := [key for key in given if key not in ("reward", "correct", "error")]:
+        raise ValueError(f"{reprlib.repr(unknown[0])} is unknown; a result has reward and correct, or error")
+    if (error := given.get("error")) is not None:
+        return {"error": str(error)[:MOST_ERROR]}
+    reward, correct = given.get("reward"), given.get("correct")
+    if isinstance(reward, bool) or not (hasattr(reward, "__float__") or hasattr(reward, "__index__")):
+        raise TypeError("reward is no number")
+    if not math.isfinite(number := float(reward)):  # type: ignore[arg-type]
+        raise ValueError("reward is not finite")
+    if correct is None:
+        return {"reward": number}
+    if type(correct).__name__ not in ("bool", "bool_"):  # NumPy's has the one name or the other
+        raise TypeError("correct is not true or false")
+    return {"reward": number, "correct": bool(correct)}
+
+
+def _told(given: object) -> str:
+    try:
+        return reprlib.repr(given)
+    except Exception:  # noqa: BLE001 - its own methods again
+        return f"a {type(given).__name__}"
