@@ -168,13 +168,17 @@ def test_scalars_of_numerical_libraries_are_numbers_and_long_errors_are_cut() ->
 
 
 async def test_a_result_without_a_turn_is_refused_and_its_prompt_played_again_at_once(tmp_path: Path, capsys: Any) -> None:
+    begun: list[str] = []
+
     async def do(session: aiohttp.ClientSession, rollout: loop.Rollout) -> loop.Result:
+        begun.append(rollout["id"])
         return {"reward": 0.0} if rollout["id"] == "0.0.0" else await hints.play(session, rollout, 1)
 
     async with playing(tmp_path, maxInFlightPrompts=2, answerTimeoutSeconds=3600) as play:
         plays = agent(play, do)
         try:
             await asyncio.wait_for(trained(play, 1), SOON)
+            await asyncio.wait_for(until(lambda: "0.1.0" in begun), SOON)
             assert "0.0.0: 409 rollout 0.0.0: nothing was generated" in capsys.readouterr().err
             assert play.collector.counters()["counts"]["skipped"] == 0
         finally:

@@ -275,8 +275,9 @@ async def test_answers_that_are_not_read_do_not_pile_up(server: Served) -> None:
     with suppress(BlockingIOError):
         for _ in range(1000):
             connection.sendall(head.encode() + body)
+    await until(lambda: bool(server.engine.seen))
     (held,) = server.front._listeners._servers[0].connections
-    seen = -1
+    seen = 0
     while len(server.engine.seen) > seen:  # until it answers no more, or has answered all
         seen = len(server.engine.seen)
         await asyncio.sleep(0.2)
