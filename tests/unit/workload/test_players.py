@@ -243,7 +243,8 @@ async def test_a_rollouts_time_begins_when_an_agent_takes_it(tmp_path: Path, mon
         for number in range(4):
             seconds[0] += 4.0
             (rollout,) = await play.next(1)
-            await play.turn(rollout)
+            assert rollout["id"] == f"{number // 2}.0.{number % 2}", "of the first try"
+            assert (await play.turn(rollout))[0] == 200
             seconds[0] += 4.0
             assert (await play.result(rollout, reward=number % 2))[0] == 200
         batch, _ = await asyncio.wait_for(play.collector.take(1), SOON)
