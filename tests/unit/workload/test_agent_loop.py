@@ -21,7 +21,7 @@ from rljob_workload.agents.results import UnusableError, result_of
 from rljob_workload.server.errors import ApiError
 
 from .fake_ranks import FakeTrainer
-from .test_players import SOON, Play, playing
+from .playing import SOON, Play, playing
 
 
 async def trained(play: Play, steps: int) -> None:

@@ -22,16 +22,24 @@ from rljob_workload.core.trajectory import Trajectory
 REMEMBERED = 4096
 
 
-class RolloutUnknownError(Exception):
+class RolloutError(Exception):
+    """What was asked of a rollout can't be done; the message says why."""
+
+
+class RolloutUnknownError(RolloutError):
     """There never was such a rollout, as far as is remembered."""
 
 
-class RolloutOverError(Exception):
+class RolloutOverError(RolloutError):
     """The rollout is over; the message says why."""
 
 
-class RolloutBusyError(Exception):
+class RolloutBusyError(RolloutError):
     """A rollout takes one turn at a time, and ends between two of them."""
+
+
+class VerdictError(RolloutError):
+    """A verdict that lacks what its rollout is for."""
 
 
 #: What an agent said of a rollout: reward and correctness, or why there are none.

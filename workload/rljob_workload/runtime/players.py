@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from rljob_workload.algorithm.batch import Request
-from rljob_workload.core.agents import AgentRollout, AgentRollouts, Purpose, RolloutOverError
+from rljob_workload.core.agents import AgentRollout, AgentRollouts, Purpose, RolloutOverError, VerdictError
 from rljob_workload.core.groups import Group
 from rljob_workload.core.source import Row
 from rljob_workload.runtime.owner import Owner
@@ -142,12 +142,14 @@ class Players:
         """A rollout that is being played."""
         return self._rollouts.get(name)
 
-    def report(self, name: str, reward: float, *, correct: bool) -> None:
+    def report(self, name: str, reward: float, *, correct: bool | None) -> None:
         """The agent's verdict; with the last one of a group, the group is judged."""
-        if self._rollouts.repeats(name, (reward, correct)):
+        if self._rollouts.repeats(name, (reward, bool(correct))):
             return
         rollout = self._rollouts.get(name)
-        done = self._rollouts.report(name, reward, correct=correct)
+        if correct is None and rollout.purpose is Purpose.VALIDATE:
+            raise VerdictError(f"correct: validation counts rollouts that are, and the result of {name} does not say")
+        done = self._rollouts.report(name, reward, correct=bool(correct))
         self._reports += 1
         self._newest[rollout.replica or 0] = self._clock()
         if done is None:

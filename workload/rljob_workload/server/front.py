@@ -19,7 +19,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from rljob_workload.core.agents import RolloutBusyError, RolloutOverError, RolloutUnknownError
+from rljob_workload.core.agents import RolloutError
 from rljob_workload.runtime.monitor import Monitor
 from rljob_workload.server import openai
 from rljob_workload.server.answering import Answering
@@ -81,7 +81,7 @@ class Front:
             return await self._route(replica, request)
         except (DeskFullError, DeskClosedError) as err:
             raise busy(str(err)) from err
-        except (RolloutUnknownError, RolloutOverError, RolloutBusyError) as err:
+        except RolloutError as err:
             raise refused(err) from err
 
     async def _route(self, replica: int, request: web.BaseRequest) -> web.StreamResponse:

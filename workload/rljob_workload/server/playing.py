@@ -22,8 +22,10 @@ from rljob_workload.core.agents import (
     AgentRollout,
     Purpose,
     RolloutBusyError,
+    RolloutError,
     RolloutOverError,
     RolloutUnknownError,
+    VerdictError,
 )
 from rljob_workload.runtime.monitor import Monitor
 from rljob_workload.server import openai, reply
@@ -63,8 +65,8 @@ class Agents(Protocol):
         """A rollout that is being played. Raises RolloutUnknownError, RolloutOverError."""
         ...
 
-    def report(self, name: str, reward: float, *, correct: bool) -> None:
-        """The agent's verdict, or the same again; wakes who waits for it. Raises as `get` does, and RolloutBusyError."""
+    def report(self, name: str, reward: float, *, correct: bool | None) -> None:
+        """The agent's verdict, or the same again; wakes who waits for it. Raises RolloutError."""
         ...
 
     def give_up(self, name: str, why: str) -> None:
@@ -77,7 +79,7 @@ class _Verdict:
     """What an agent said of a rollout. `error`: why there is no reward."""
 
     reward: float = 0.0
-    correct: bool = False
+    correct: bool | None = None
     error: str | None = None
 
 
@@ -206,7 +208,7 @@ class Playing:
         name = result["id"]
         try:
             self._accept(name, _verdict({key: value for key, value in result.items() if key != "id"}))
-        except (ApiError, RolloutUnknownError, RolloutOverError, RolloutBusyError) as err:
+        except (ApiError, RolloutError) as err:
             refusal = refused(err)
             return {"id": name, "status": refusal.status, **refusal.body}
         return {"id": name, "status": HTTPStatus.OK}
@@ -220,12 +222,19 @@ class Playing:
             self._monitor.notify()
 
 
-def refused(err: Exception) -> ApiError:
+def refused(err: ApiError | RolloutError) -> ApiError:
     """A rollout's refusal as an answer; an answer stays what it is."""
-    if isinstance(err, ApiError):
-        return err
-    status = {RolloutUnknownError: HTTPStatus.NOT_FOUND, RolloutOverError: HTTPStatus.GONE}
-    return ApiError(status.get(type(err), HTTPStatus.CONFLICT), str(err))
+    match err:
+        case ApiError():
+            return err
+        case VerdictError():
+            return bad(str(err), "correct")
+        case RolloutUnknownError():
+            return ApiError(HTTPStatus.NOT_FOUND, str(err))
+        case RolloutOverError():
+            return ApiError(HTTPStatus.GONE, str(err))
+        case _:
+            return ApiError(HTTPStatus.CONFLICT, str(err))
 
 
 def _batch(body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
@@ -255,7 +264,7 @@ def _verdict(body: Mapping[str, Any]) -> _Verdict:
         raise bad(f"reward: {str(reward)[:40]} is no number from {-LARGEST_REWARD:g} to {LARGEST_REWARD:g}", "reward")
     if correct is not None and not isinstance(correct, bool):
         raise bad(f"correct: {str(correct)[:40]} is not true or false", "correct")
-    return _Verdict(float(reward), bool(correct))
+    return _Verdict(float(reward), correct)
 
 
 def _query(request: web.BaseRequest, name: str, default: float, least: float, most: float, *, whole: bool = False) -> float:
