@@ -6,6 +6,7 @@ Pods get a node selector that no node has; the tests write their status, as a ku
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import os
 import secrets
@@ -22,7 +23,7 @@ from dev.kube import ROOT, CommandError, Kubectl, cluster_environment
 
 from rljob_api import names
 from rljob_api.crd import custom_resource_definition
-from rljob_operator.api import AlreadyExistsError
+from rljob_operator.api import AlreadyExistsError, ConflictError
 from rljob_operator.kube import Kube, connect
 
 from .fake_ray import FakeRay
@@ -81,9 +82,16 @@ class Space:
         try:
             return await self.kube.request("POST", self.path("rljobs"), manifest, query=query)
         except AlreadyExistsError:
-            current = await self.kube.request("GET", self.path("rljobs", name))
+            return await self._replace(manifest, query)
+
+    async def _replace(self, manifest: dict[str, Any], query: dict[str, str]) -> dict[str, Any]:
+        """The operator may write the status between reading and writing: then once more, as every client does."""
+        path = self.path("rljobs", manifest["metadata"]["name"])
+        while True:
+            current = await self.kube.request("GET", path)
             manifest["metadata"]["resourceVersion"] = current["metadata"]["resourceVersion"]
-            return await self.kube.request("PUT", self.path("rljobs", name), manifest, query=query)
+            with contextlib.suppress(ConflictError):
+                return await self.kube.request("PUT", path, manifest, query=query)
 
     async def claim(self, name: str = "copy-checkpoints") -> None:
         """Create the volume claim."""
