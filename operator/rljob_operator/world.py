@@ -150,6 +150,8 @@ class Pod:
     ended_at: datetime.datetime | None = None
     disruption: str = ""
     """Why Kubernetes itself ends it (reason of its DisruptionTarget condition); empty where it does not."""
+    due_gone: datetime.datetime | None = None
+    """When a pod that is being deleted should have ended, by its grace period."""
     spec_text: str = ""
     """Of a preflight's pod: the job's spec that it was made for, as JSON."""
 
