@@ -36,10 +36,15 @@ class Go:
     report: PreflightReport | None = None
 
 
+def looks(world: World) -> bool:
+    """Whether a pod looks at the volume first. A claim that waits for its first pod holds nothing, and that pod chooses its
+    node: it has to be one of the run's own."""
+    return bool(world.preflight_image) and not world.claim_unused
+
+
 def judge(world: World, draft: Draft, spec: RLJobSpec) -> Step | Failure | Go:
     """Go on, wait, or give the attempt up."""
-    if not world.preflight_image or world.claim_unused:
-        # A claim that waits for its first pod holds nothing, and that pod chooses its node: it has to be one of the run's own.
+    if not looks(world):
         return Go()
     pod = world.preflight
     if pod is None:
