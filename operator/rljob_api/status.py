@@ -12,7 +12,6 @@ from .progress import CheckpointInfo, InFlightPrompts, PromptCounts, Resume, Rol
 from .spec import Volume
 
 
-
 def _a_time(text: str) -> str:
     # The API server takes more for a date-time than there are moments: a year 0, an offset of 99 hours.
     if datetime.datetime.fromisoformat(text.upper()).tzinfo is None:
