@@ -70,9 +70,8 @@ def without_cluster(world: World, draft: Draft, deadlines: Deadlines) -> Failure
         draft.set(reasons.CLUSTER_REJECTED, what=what, detail=refusal.detail)
         if refusal.final:
             return Failure("ClusterRejected", f"{what} is refused: {refusal.detail}", final=True)
-        return provisioning_overdue(
-            world, deadlines, f"; {what} is refused: {refusal.detail}"
-        )  # a quota: it may have room later
+        # A quota, for example: it may have room later.
+        return provisioning_overdue(world, deadlines, f"; {what} is refused: {refusal.detail}")
     return None
 
 

@@ -14,8 +14,6 @@ from rljob_operator.plan import CreatePreflight
 from rljob_operator.world import Refusal
 
 from .builders import apply, at, before_cluster, counted, job, outcome, preflight, report, running, stamp, training, world
-from .fakes import FakeCluster, FakeRay
-from .life import Operator, state
 
 # ---- Words that are no words of ours ----
 
