@@ -55,7 +55,7 @@ def fail(world: World, draft: Draft, failure: Failure, terms: Terms) -> bool:
     if again:
         number = f"restart {since + 1} of {policy.max_restarts}" if counted else "a restart that is not counted"
         draft.set(reasons.STATE_RESTARTING, detail=detail + failure.logs)
-        draft.set(reasons.WAITING_FOR_PODS, attempt=status.attempt, pods=f"RayCluster {world.job.cluster_name}")
+        draft.set(reasons.WAITING_FOR_PODS, attempt=f"attempt {status.attempt}", pods=f"RayCluster {world.job.cluster_name}")
         draft.event("Warning", "AttemptFailed", f"{failure.reason}: {detail}; {number} follows{by_rule}")
         return True
     draft.update(finish_time=format_time(world.now))
