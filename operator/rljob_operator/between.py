@@ -17,7 +17,7 @@ from .world import World
 
 def decide_between(world: World, draft: Draft, spec: RLJobSpec | None) -> Step | Failure:
     """The next step, or the failure that ends the job."""
-    leftovers, left = _leftovers(world), _left(world)
+    leftovers, left = _leftovers(world), world.remains
     if world.job.wants_suspension:
         return suspension.rest(world, draft, left, leftovers)
     suspension.lift(world, draft)
@@ -42,13 +42,6 @@ def _leftovers(world: World) -> tuple[Action, ...]:
     clusters = [DeleteCluster(one.name, one.uid) for one in world.clusters if one.owner_uid == ours and not one.deleting]
     pods = [DeletePod(one.name, one.uid) for one in world.pods if one.preflight and one.job_uid == ours and not one.deleting]
     return (*clusters, *pods)
-
-
-def _left(world: World) -> str:
-    """What still exists of earlier attempts."""
-    left = sorted(pod.name for pod in world.pods if pod.job_uid == world.job.uid)
-    left += sorted(f"RayCluster {one.name}" for one in world.clusters if one.owner_uid == world.job.uid)
-    return ", ".join(left)
 
 
 def _previous_attempt(world: World, draft: Draft, left: str, terms: Terms) -> float | None:

@@ -259,6 +259,13 @@ class World:
         known = self.refusal
         return None if known is not None and known.what and self.preflight is not None else known
 
+    @property
+    def remains(self) -> str:
+        """What still exists of the job's attempts, by name: pods, then RayClusters; empty where nothing does."""
+        left = sorted(pod.name for pod in self.pods if pod.job_uid == self.job.uid)
+        left += sorted(f"RayCluster {one.name}" for one in self.clusters if one.owner_uid == self.job.uid)
+        return ", ".join(left)
+
     def pods_of(self, cluster: str) -> list[Pod]:
         """Pods of this job that belong to one cluster; those of a deleted namesake may bear the same names."""
         return [pod for pod in self.pods if pod.cluster == cluster and pod.job_uid == self.job.uid]
