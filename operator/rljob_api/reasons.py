@@ -290,7 +290,7 @@ FAILURES = {
         ("Drained", "A pod was evicted: a drain, or a taint of its node."),
         ("Evicted", "A pod was ended by its node (shutting down, short of something), or its node is gone."),
         ("PreflightFailed", "The preflight's pod ended without a report."),
-        ("ClusterRejected", "KubeRay or the API server refuses the RayCluster, or the preflight's pod."),
+        ("ClusterRejected", "KubeRay or the API server refuses the RayCluster, or the preflight's pod, for good."),
         ("ProvisioningDeadlineExceeded", "Pods were not ready within deadlines.provisioningSeconds."),
         ("FirstStepDeadlineExceeded", "No step within deadlines.firstStepSeconds."),
         ("StallDeadlineExceeded", "No step within deadlines.stallSeconds."),

@@ -68,8 +68,10 @@ def without_cluster(world: World, draft: Draft, deadlines: Deadlines) -> Failure
     if (refusal := world.refused) is not None:
         what = refusal.what or f"RayCluster {name}"
         draft.set(reasons.CLUSTER_REJECTED, what=what, detail=refusal.detail)
-        if refusal.final or provisioning_overdue(world, deadlines, "") is not None:
+        if refusal.final:
             return Failure("ClusterRejected", f"{what} is refused: {refusal.detail}", final=True)
+        # A quota, for example: it may have room later.
+        return provisioning_overdue(world, deadlines, f"; {what} is refused: {refusal.detail}")
     return None
 
 

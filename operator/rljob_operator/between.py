@@ -5,7 +5,7 @@ from __future__ import annotations
 from rljob_api import names, reasons
 from rljob_api.spec import RLJobSpec
 
-from . import ending, suspension
+from . import ending, preflight, suspension
 from .classify import Failure
 from .deadlines import active_overdue
 from .draft import Draft
@@ -34,7 +34,7 @@ def decide_between(world: World, draft: Draft, spec: RLJobSpec | None) -> Step |
     if detail := _missing(world, draft, spec):
         draft.set(reasons.STATE_PENDING, detail=detail)
         return Step(leftovers, WAIT_SECONDS)
-    return _start(world, draft)
+    return _start(world, draft, spec)
 
 
 def _leftovers(world: World) -> tuple[Action, ...]:
@@ -86,7 +86,7 @@ def volume_missing(world: World, draft: Draft, spec: RLJobSpec) -> str:
     return ""
 
 
-def _start(world: World, draft: Draft) -> Step:
+def _start(world: World, draft: Draft, spec: RLJobSpec) -> Step:
     number, now = world.job.status.attempt + 1, format_time(world.now)
     draft.update(
         attempt=number,
@@ -96,6 +96,8 @@ def _start(world: World, draft: Draft) -> Step:
         ray_cluster_name=None,
         resume=None,
     )
+    if not preflight.looks(world):  # the cluster comes next: one write for both
+        draft.update(checkpoint_volume=spec.checkpoint.volume)
     for reason in (reasons.CLUSTER_NOT_CREATED, reasons.DRIVER_NOT_SUBMITTED, reasons.NOT_STARTED, reasons.NOT_RESTARTING):
         draft.set(reason)
     draft.set(reasons.STATE_PROVISIONING)

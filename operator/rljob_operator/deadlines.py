@@ -77,7 +77,8 @@ def provisioning_overdue(world: World, deadlines: Deadlines, detail: str) -> Fai
     start = world.job.status.attempt_start_time
     begun = [parse_time(start)] if start else []
     begun += [world.cluster.created] if world.cluster else []
-    begun += [world.preflight.created] if world.preflight and not world.cluster else []
+    if (pod := world.preflight) is not None and world.cluster is None:
+        begun += [pod.created, *([pod.due_gone] if pod.due_gone else [])]
     if not begun or (world.now - max(begun)).total_seconds() <= deadlines.provisioning_seconds:
         return None
     words = f"pods were not ready within {deadlines.provisioning_seconds} s (provisioningSeconds)"

@@ -150,6 +150,8 @@ class Pod:
     ended_at: datetime.datetime | None = None
     disruption: str = ""
     """Why Kubernetes itself ends it (reason of its DisruptionTarget condition); empty where it does not."""
+    due_gone: datetime.datetime | None = None
+    """When a pod that is being deleted should have ended, by its grace period."""
     spec_text: str = ""
     """Of a preflight's pod: the job's spec that it was made for, as JSON."""
 
@@ -249,9 +251,12 @@ class World:
 
     @property
     def used_volume(self) -> Volume | None:
-        """Where the job's attempts write: the status says so, and each cluster carries the spec that it was made with."""
+        """Where the job's attempts write: each cluster carries the spec that it was made with, and the status says it once
+        there has been one. Until then nothing was written, and the volume may still be chosen."""
+        status = self.job.status
         ours = (one.spec for one in self.clusters if one.owner_uid == self.job.uid)
-        return self.job.status.checkpoint_volume or next((one.checkpoint.volume for one in ours if one is not None), None)
+        known = status.checkpoint_volume if status.attempt > 1 or status.ray_cluster_name is not None else None
+        return known or next((one.checkpoint.volume for one in ours if one is not None), None)
 
     @property
     def refused(self) -> Refusal | None:
