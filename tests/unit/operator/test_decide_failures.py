@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rljob_api.progress import Failed
+from rljob_api.progress import CheckpointInfo, Failed
 from rljob_operator.decide import decide
 from rljob_operator.plan import DeleteCluster, PersistAttempt, SubmitDriver
 from rljob_operator.world import Driver, Unreachable, World
@@ -20,6 +20,7 @@ from .builders import (
     failed,
     job,
     kinds,
+    merge,
     outcome,
     pod,
     pods,
@@ -78,6 +79,25 @@ def test_restarts_are_bounded() -> None:
     assert conditions["Succeeded"][:2] == ("False", "DriverFailed")
     assert "failurePolicy.maxRestarts 3 allows no other attempt" in conditions["Succeeded"][2]
     assert apply(plan, before).restarts == 5
+
+
+def test_attempts_that_all_go_on_from_the_same_checkpoint_are_bounded() -> None:
+    told = CheckpointInfo(step=100, path="runs/default/copy/step-000100-t000001")
+    status: dict[str, Any] = {}
+    for attempt in range(1, 5):
+        before = training(
+            job=job(merge(status, {**running(attempt), "attemptEndTime": None})),
+            clusters=(cluster(attempt),),
+            pods=pods(attempt),
+            driver=Driver("FAILED", 73),
+            report=report(150, attempt, checkpoint=told),
+        )
+        after = apply(decide(before), before)
+        status = after.to_wire()
+        assert after.last_failure is not None
+        assert (after.last_failure.checkpoint_step, after.last_failure.in_a_row) == (100, attempt)
+        assert after.restarts == after.restarts_since_progress == min(attempt, 3)
+        assert (after.finish_time is not None) == (attempt == 4)
 
 
 def test_a_newer_checkpoint_resets_the_count_of_restarts() -> None:
