@@ -139,7 +139,13 @@ CLUSTER_KEPT = _reason(
 CLUSTER_DELETED = _reason(_C, "False", "Deleted", "RayCluster {cluster} is deleted", "The attempt's cluster is gone.")
 
 _D = ConditionType.DRIVER_RUNNING
-DRIVER_NOT_SUBMITTED = _reason(_D, "False", "NotSubmitted", "waiting for the cluster", "The driver was not submitted yet.")
+DRIVER_NOT_SUBMITTED = _reason(
+    _D,
+    "False",
+    "NotSubmitted",
+    "no driver is submitted; one is when all pods of an attempt are ready",
+    "No attempt has a driver, or none any more.",
+)
 DRIVER_SUBMITTED = _reason(_D, "Unknown", "Submitted", "submitted as {submission}; not running yet", "Ray has the driver.")
 DRIVER_RUNNING = _reason(_D, "True", "Running", "{submission} is running", "Ray says that the driver runs.")
 DRIVER_UNREACHABLE = _reason(
@@ -149,7 +155,7 @@ DRIVER_UNREACHABLE = _reason(
     "Ray's dashboard does not answer: {detail}",
     "Not a failure by itself; the stall deadline bounds it.",
 )
-DRIVER_EXITED = _reason(_D, "False", "Exited", "{submission} ended with exit code {code}", "The driver ended.")
+DRIVER_EXITED = _reason(_D, "False", "Exited", "{submission} ended{how}", "The driver ended, by itself or with its pods.")
 
 _P = ConditionType.PROGRESSING
 NOT_STARTED = _reason(_P, "False", "NotStarted", "the driver is not running", "Nothing can progress yet.")
@@ -284,7 +290,7 @@ FAILURES = {
         ("Drained", "A pod was evicted: a drain, or a taint of its node."),
         ("Evicted", "A pod was ended by its node (shutting down, short of something), or its node is gone."),
         ("PreflightFailed", "The preflight's pod ended without a report."),
-        ("ClusterRejected", "KubeRay or the API server refuses the RayCluster."),
+        ("ClusterRejected", "KubeRay or the API server refuses the RayCluster, or the preflight's pod, for good."),
         ("ProvisioningDeadlineExceeded", "Pods were not ready within deadlines.provisioningSeconds."),
         ("FirstStepDeadlineExceeded", "No step within deadlines.firstStepSeconds."),
         ("StallDeadlineExceeded", "No step within deadlines.stallSeconds."),

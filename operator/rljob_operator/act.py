@@ -53,12 +53,15 @@ class Actor:
         self._store = store
         self._access = access
 
-    async def act(self, world: World, plan: Plan, outcome: Outcome) -> float | None:
-        """Carry the plan out. Returns the seconds to the next pass when the plan's own answer no longer holds."""
+    async def act(self, world: World, plan: Plan, outcome: Outcome, *, newest: bool = False) -> float | None:
+        """Carry the plan out. Returns the seconds to the next pass when the plan's own answer no longer holds.
+
+        `newest` says that the job is what this pass has itself just written.
+        """
         job = world.job
         spends = any(isinstance(action, _STARTS_SOMETHING) for action in plan.actions)
         # A status write is bound to the version that was decided upon: the server itself says then whether that is the newest.
-        if spends and plan.status_patch is None and not await self._is_current(job):
+        if spends and plan.status_patch is None and not newest and not await self._is_current(job):
             return 0.0
         if plan.status_patch is not None and not await self._write_status(job, plan):
             return 0.0

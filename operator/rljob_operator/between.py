@@ -5,7 +5,7 @@ from __future__ import annotations
 from rljob_api import names, reasons
 from rljob_api.spec import RLJobSpec
 
-from . import ending, suspension
+from . import ending, preflight, suspension
 from .classify import Failure
 from .deadlines import active_overdue
 from .draft import Draft
@@ -17,7 +17,7 @@ from .world import World
 
 def decide_between(world: World, draft: Draft, spec: RLJobSpec | None) -> Step | Failure:
     """The next step, or the failure that ends the job."""
-    leftovers, left = _leftovers(world), _left(world)
+    leftovers, left = _leftovers(world), world.remains
     if world.job.wants_suspension:
         return suspension.rest(world, draft, left, leftovers)
     suspension.lift(world, draft)
@@ -34,7 +34,7 @@ def decide_between(world: World, draft: Draft, spec: RLJobSpec | None) -> Step |
     if detail := _missing(world, draft, spec):
         draft.set(reasons.STATE_PENDING, detail=detail)
         return Step(leftovers, WAIT_SECONDS)
-    return _start(world, draft)
+    return _start(world, draft, spec)
 
 
 def _leftovers(world: World) -> tuple[Action, ...]:
@@ -42,13 +42,6 @@ def _leftovers(world: World) -> tuple[Action, ...]:
     clusters = [DeleteCluster(one.name, one.uid) for one in world.clusters if one.owner_uid == ours and not one.deleting]
     pods = [DeletePod(one.name, one.uid) for one in world.pods if one.preflight and one.job_uid == ours and not one.deleting]
     return (*clusters, *pods)
-
-
-def _left(world: World) -> str:
-    """What still exists of earlier attempts."""
-    left = sorted(pod.name for pod in world.pods if pod.job_uid == world.job.uid)
-    left += sorted(f"RayCluster {one.name}" for one in world.clusters if one.owner_uid == world.job.uid)
-    return ", ".join(left)
 
 
 def _previous_attempt(world: World, draft: Draft, left: str, terms: Terms) -> float | None:
@@ -93,7 +86,7 @@ def volume_missing(world: World, draft: Draft, spec: RLJobSpec) -> str:
     return ""
 
 
-def _start(world: World, draft: Draft) -> Step:
+def _start(world: World, draft: Draft, spec: RLJobSpec) -> Step:
     number, now = world.job.status.attempt + 1, format_time(world.now)
     draft.update(
         attempt=number,
@@ -103,6 +96,8 @@ def _start(world: World, draft: Draft) -> Step:
         ray_cluster_name=None,
         resume=None,
     )
+    if not preflight.looks(world):  # the cluster comes next: one write for both
+        draft.update(checkpoint_volume=spec.checkpoint.volume)
     for reason in (reasons.CLUSTER_NOT_CREATED, reasons.DRIVER_NOT_SUBMITTED, reasons.NOT_STARTED, reasons.NOT_RESTARTING):
         draft.set(reason)
     draft.set(reasons.STATE_PROVISIONING)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class PersistAttempt:
-    """Write the attempt's number before anything of it exists, against an uncached read of the job."""
+    """Write the attempt's number before anything of it exists, bound to the version of the job that was decided upon."""
 
     attempt: int
 

@@ -21,7 +21,7 @@ from .draft import Draft, clip
 from .plan import CreatePreflight, DeletePod
 from .render import spec_text
 from .render_preflight import preflight_pod
-from .terms import PENDING_SECONDS, Step
+from .terms import PENDING_SECONDS, WAIT_SECONDS, Step
 from .times import format_time
 from .world import Job, Pod, World
 
@@ -36,17 +36,23 @@ class Go:
     report: PreflightReport | None = None
 
 
+def looks(world: World) -> bool:
+    """Whether a pod looks at the volume first. A claim that waits for its first pod holds nothing, and that pod chooses its
+    node: it has to be one of the run's own."""
+    return bool(world.preflight_image) and not world.claim_unused
+
+
 def judge(world: World, draft: Draft, spec: RLJobSpec) -> Step | Failure | Go:
     """Go on, wait, or give the attempt up."""
-    if not world.preflight_image or world.claim_unused:
-        # A claim that waits for its first pod holds nothing, and that pod chooses its node: it has to be one of the run's own.
+    if not looks(world):
         return Go()
     pod = world.preflight
     if pod is None:
         _checking(world, draft, "")
-        return Step((CreatePreflight(preflight_pod(world.job, spec, world.preflight_image)),), 1.0)
+        again = WAIT_SECONDS if world.refused else 1.0
+        return Step((CreatePreflight(preflight_pod(world.job, spec, world.preflight_image)),), again)
     if pod.deleting:
-        return Step((), PENDING_SECONDS)
+        return _leaving(world, draft, pod, spec)
     if pod.spec_text != spec_text(spec):  # it would judge a spec that is not the one to run
         return Step((DeletePod(pod.name, pod.uid),), 0.5)
     if not pod.ended:
@@ -66,6 +72,15 @@ def judge(world: World, draft: Draft, spec: RLJobSpec) -> Step | Failure | Go:
 
 def _running(world: World, draft: Draft, pod: Pod, spec: RLJobSpec) -> Step | Failure:
     detail = f"; {pod.name}: {pod.trouble}" if pod.trouble else f"; {world.warning}" if world.warning else ""
+    if late := provisioning_overdue(world, spec.deadlines, detail):
+        return late
+    _checking(world, draft, detail)
+    return Step((), PENDING_SECONDS)
+
+
+def _leaving(world: World, draft: Draft, pod: Pod, spec: RLJobSpec) -> Step | Failure:
+    """The pod is on its way out, and the next one has its name. Its node may be lost, or somebody's finalizer holds it."""
+    detail = f"; waiting for pod {pod.name} to be gone"
     if late := provisioning_overdue(world, spec.deadlines, detail):
         return late
     _checking(world, draft, detail)

@@ -101,6 +101,7 @@ def read_pod(obj: Mapping[str, Any]) -> Pod:
         ready=conditions.get("Ready", {}).get("status") == "True",
         ended=status.get("phase") in {"Failed", "Succeeded"} or terminated is not None,
         deleting="deletionTimestamp" in metadata,
+        due_gone=parse_time(metadata["deletionTimestamp"]) if "deletionTimestamp" in metadata else None,
         trouble=_trouble(status, conditions),
         last_words=_last_words(status, terminated),
         uid=metadata.get("uid", ""),

@@ -16,11 +16,16 @@ from .world import World
 _UNSETTLED = (reasons.NOT_CHECKED.name, reasons.CHECKING.name, reasons.NONE_YET.name)
 
 
+_LARGEST_PLAIN = 1e11
+_LARGEST = 9.9999e99
+"""The API's decimals have twelve digits before the point and two in the exponent."""
+
+
 def decimal(value: float | None) -> str | None:
-    """A number as the API writes it; what is no finite number is left out."""
-    if value is None or not math.isfinite(value):
+    """A number as the API writes it; what is no finite number, or has no place there, is left out."""
+    if value is None or not math.isfinite(value) or abs(value) > _LARGEST:
         return None
-    return f"{value:.4f}"
+    return f"{value:.4f}" if abs(value) < _LARGEST_PLAIN else f"{value:.4e}".replace("e+", "e")
 
 
 def steps_of_attempt(report: ProgressReport | None) -> int:

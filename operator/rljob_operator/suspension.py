@@ -5,6 +5,7 @@ from __future__ import annotations
 from rljob_api import reasons
 from rljob_api.spec import Deadlines
 
+from .attempt import describe
 from .draft import Draft
 from .plan import Action, AskSave, DeleteCluster, DeletePod
 from .terms import WAIT_SECONDS, Step
@@ -22,6 +23,7 @@ def end_attempt(world: World, draft: Draft, deadlines: Deadlines) -> Step:
     waited = (world.now - parse_time(since)).total_seconds()
     runs = isinstance(world.driver, Driver) and world.driver.status == "RUNNING"
     if cluster is not None and runs and not _done(world) and 0 <= waited < deadlines.save_seconds:
+        describe(world, draft, cluster)
         accepted = isinstance(world.save, SaveAnswer)
         words = "the driver writes a checkpoint" if accepted else "asking the driver for a checkpoint"
         _say(draft, f"{words}; its pods end after {deadlines.save_seconds} s at the latest (saveSeconds)")
@@ -31,6 +33,8 @@ def end_attempt(world: World, draft: Draft, deadlines: Deadlines) -> Step:
     for reason in (reasons.DRIVER_NOT_SUBMITTED, reasons.NOT_STARTED, reasons.NOT_RESTARTING):
         draft.set(reason)
     actions: list[Action] = []
+    if cluster is not None:
+        draft.set(reasons.CLUSTER_DELETED, cluster=cluster.name)
     if cluster is not None and not cluster.deleting:
         actions.append(DeleteCluster(cluster.name, cluster.uid))
     if (pod := world.preflight) is not None and not pod.deleting:

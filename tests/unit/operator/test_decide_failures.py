@@ -9,12 +9,13 @@ import pytest
 from rljob_api.progress import Failed
 from rljob_operator.decide import decide
 from rljob_operator.plan import DeleteCluster, PersistAttempt, SubmitDriver
-from rljob_operator.world import Driver, Unreachable
+from rljob_operator.world import Driver, Unreachable, World
 
 from .builders import (
     UNKNOWN,
     apply,
     at,
+    before_cluster,
     cluster,
     failed,
     job,
@@ -22,6 +23,7 @@ from .builders import (
     outcome,
     pod,
     pods,
+    preflight,
     report,
     running,
     spec,
@@ -57,7 +59,16 @@ def test_a_transient_exit_code_is_followed_by_another_attempt() -> None:
     assert (status.restarts, status.finish_time) == (1, None)
     assert conditions["Succeeded"][:2] == ("Unknown", "Restarting")
     assert conditions["DriverRunning"] == ("False", "Exited", "copy-1 ended with exit code 73 (RankLost)")
+    assert outcome(training(pods=(pod("worker"),)))[1]["DriverRunning"][2] == "copy-1 ended without a known exit code"
     assert kinds(plan) == [DeleteCluster]
+
+
+@pytest.mark.parametrize(("seen", "reason"), [(False, "NotSubmitted"), (True, "Exited")])
+def test_a_failed_attempt_says_whether_it_had_a_driver(seen: bool, reason: str) -> None:
+    silent = world(60, driver=Unreachable("timeout"))
+    status = apply(decide(silent), silent).to_wire()
+    before = world(9999, status, driver=Unreachable("timeout"), driver_seen=seen)
+    assert outcome(before)[1]["DriverRunning"][:2] == ("False", reason)
 
 
 def test_restarts_are_bounded() -> None:
@@ -200,6 +211,19 @@ def test_an_unreachable_driver_is_no_failure_before_the_stall_deadline() -> None
 
 
 # ---- Between attempts ----
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        (training(driver=Driver("FAILED", 73)), "copy-1-head, copy-1-worker, RayCluster copy-1"),
+        (before_cluster(pods=(preflight(ended=True),)), "copy-1-preflight"),
+        (world(60, clusters=(), pods=()), "none is known"),
+    ],
+    ids=["a run", "a preflight", "a cluster that somebody deleted"],
+)
+def test_a_failure_names_what_is_left_of_its_attempt(before: World, words: str) -> None:
+    assert outcome(before)[1]["Restarting"][2] == f"waiting for pods of attempt 1 to end: {words}"
 
 
 def test_the_next_attempt_waits_for_the_previous_ones_pods_by_name() -> None:

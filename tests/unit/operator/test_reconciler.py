@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -31,6 +32,27 @@ async def test_a_job_goes_from_nothing_to_succeeded(operator: Operator, kube: Fa
     assert (state(kube), kube.status()["step"], kube.clusters) == ("TargetReached", 350, {})
     assert kube.status()["validation"] == {"step": 350, "reward": "0.9700"}
     assert [event["reason"] for event in kube.events] == ["AttemptStarted", "DriverSubmitted", "TargetReached"]
+
+
+async def test_a_job_has_its_cluster_after_one_pass_and_eight_requests(kube: FakeCluster, ray: FakeRay) -> None:
+    """Three to look, the status, an event, what guards the pods (two), the cluster: with many jobs the server is the limit."""
+    operator = Operator(kube, ray)
+    assert await operator.step() == 1
+    assert (list(kube.clusters), kube.status()["attempt"], kube.status_writes, kube.requests) == (["copy-1"], 1, 1, 8)
+
+
+async def test_a_job_deleted_while_its_attempt_is_counted_gets_no_cluster(kube: FakeCluster, ray: FakeRay) -> None:
+    operator = Operator(kube, ray)
+    event = kube.create_event
+
+    async def deleted_right_after(*args: Any) -> None:
+        kube.jobs["copy"]["metadata"] |= {"deletionTimestamp": stamp(1), "generation": 2, "resourceVersion": "99"}
+        kube.tell(operator.store)
+        await event(*args)
+
+    kube.create_event = deleted_right_after  # type: ignore[method-assign]
+    await operator.step()
+    assert (await operator.step(), kube.clusters, kube.secrets) == (None, {}, {})
 
 
 async def test_a_finished_job_costs_no_request(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:
