@@ -120,7 +120,7 @@ def describe(world: World, draft: Draft, cluster: Cluster, stalled: Failure | No
     _describe_progress(world, draft, cluster)
     if stalled is not None:
         if draft.reason_of(reasons.STALLED.condition) != reasons.STALLED.name:
-            draft.event("Warning", reasons.STALLED.name, stalled.detail)
+            draft.event(reasons.STALLED, stalled.detail)
         draft.set(reasons.STALLED, detail=stalled.detail)
 
 

@@ -102,5 +102,5 @@ def _start(world: World, draft: Draft, spec: RLJobSpec) -> Step:
         draft.set(reason)
     draft.set(reasons.STATE_PROVISIONING)
     cluster = names.cluster_name(world.job.name, number)
-    draft.event("Normal", "AttemptStarted", f"attempt {number} started: RayCluster {cluster}")
+    draft.event(reasons.ATTEMPT_STARTED, f"attempt {number} started: RayCluster {cluster}")
     return Step((PersistAttempt(number),), 0.0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
+
+from rljob_api.reasons import EventType
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ Action = PersistAttempt | CreatePreflight | DeletePod | CreateCluster | SubmitDr
 class EventNote:
     """A Kubernetes event about the RLJob; sent after the status was written."""
 
-    type: Literal["Normal", "Warning"]
+    type: EventType
     reason: str
     message: str
 

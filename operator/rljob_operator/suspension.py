@@ -62,7 +62,7 @@ def rest(world: World, draft: Draft, left: str, actions: tuple[Action, ...]) -> 
     # The driver trains on from the save that it was asked for, and saves once more when its pod ends.
     detail = f"the next attempt goes on from step {checkpoint.step} or later" if checkpoint else "there is no checkpoint yet"
     if draft.reason_of(reasons.SUSPENDED.condition) != reasons.SUSPENDED.name:
-        draft.event("Normal", "Suspended", detail)
+        draft.event(reasons.IS_SUSPENDED, detail)
     draft.set(reasons.SUSPENDED, detail=detail)
     draft.set(reasons.STATE_SUSPENDED, detail=detail)
     draft.set(reasons.CLUSTER_NOT_CREATED)
@@ -77,7 +77,7 @@ def lift(world: World, draft: Draft) -> None:
         return
     lasted = max((world.now - parse_time(status.suspend_time)).total_seconds(), 0.0) if status.start_time else 0.0
     draft.update(suspend_time=None, suspended_seconds=status.suspended_seconds + round(lasted))
-    draft.event("Normal", "Resumed", f"spec.suspend is false again, after {lasted:.0f} s")
+    draft.event(reasons.RESUMED, f"spec.suspend is false again, after {lasted:.0f} s")
 
 
 def _since(world: World, draft: Draft) -> str:
@@ -90,6 +90,6 @@ def _since(world: World, draft: Draft) -> str:
 
 def _say(draft: Draft, detail: str) -> None:
     if draft.reason_of(reasons.SUSPENDING.condition) not in (reasons.SUSPENDING.name, reasons.SUSPENDED.name):
-        draft.event("Normal", "Suspending", detail)
+        draft.event(reasons.SUSPENSION_BEGINS, detail)
     draft.set(reasons.SUSPENDING, detail=detail)
     draft.set(reasons.STATE_SUSPENDED, detail=detail)
