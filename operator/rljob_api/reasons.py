@@ -135,7 +135,11 @@ CLUSTER_REJECTED = _reason(
 HEAD_LOST = _reason(_C, "False", "HeadLost", "{detail}", "The head ended; the attempt is over.")
 WORKER_LOST = _reason(_C, "False", "WorkerLost", "{detail}", "A worker ended; the attempt is over.")
 CLUSTER_KEPT = _reason(
-    _C, "True", "KeptAfterFinish", "kept until {until} (ttlSecondsAfterFinished)", "The job ended; its cluster is kept."
+    _C,
+    "False",
+    "KeptAfterFinish",
+    "the job has ended; its head is kept until {until} (ttlSecondsAfterFinished)",
+    "The job ended: workers go at once, the head stays a while, for its logs and dashboard.",
 )
 CLUSTER_DELETED = _reason(_C, "False", "Deleted", "RayCluster {cluster} is deleted", "The attempt's cluster is gone.")
 

@@ -267,7 +267,8 @@ def test_a_cluster_is_kept_for_its_ttl_and_then_deleted() -> None:
     before = training(job=keep, driver=Driver("SUCCEEDED", 0), report=report(500, finished=FINISHED))
     plan, conditions = outcome(before)
     assert plan.actions == (ReleaseWorkers("copy-1", "cluster-1"),)  # the head alone has logs and a dashboard
-    assert conditions["ClusterReady"] == ("True", "KeptAfterFinish", f"kept until {stamp(160)} (ttlSecondsAfterFinished)")
+    words = f"the job has ended; its head is kept until {stamp(160)} (ttlSecondsAfterFinished)"
+    assert conditions["ClusterReady"] == ("False", "KeptAfterFinish", words)
     assert plan.requeue_after == pytest.approx(100.1)
     status = apply(plan, before).to_wire()
     finished = job(status, spec(ttlSecondsAfterFinished=100))

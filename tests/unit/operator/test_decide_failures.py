@@ -136,6 +136,12 @@ def test_a_lost_head_quotes_kuberays_event_when_the_pod_was_never_seen_dead() ->
     assert conditions["ClusterReady"][2] == "the head pod of copy-1 is gone: DeletedHeadPod: exit 137"
 
 
+def test_a_cluster_that_somebody_deletes_under_the_run_is_a_lost_head() -> None:
+    _, conditions = outcome(training(clusters=(cluster(deleting=True),)))
+    words = "RayCluster copy-1 is being deleted by someone else"
+    assert conditions["ClusterReady"] == ("False", "HeadLost", words)
+
+
 def test_a_loss_without_a_word_waits_a_moment_for_the_watch_to_tell_how() -> None:
     assert apply(decide(training(pods=(pod(),), incomplete_since=at(58))), training()).last_failure is None
     late = training(pods=(pod(),), incomplete_since=at(56))
