@@ -10,7 +10,7 @@ from rljob_api.spec import Deadlines, RLJobSpec, Volume
 from .classify import Failure
 from .deadlines import active_left, pods_detail, provisioning_overdue
 from .draft import Draft
-from .failure import describe_code, find_failure
+from .failure import describe_end, find_failure
 from .plan import SubmitDriver
 from .render import TemplateError, driver_environment
 from .report import last_step, step_reached, steps_of_attempt, take_report
@@ -120,7 +120,7 @@ def describe(world: World, draft: Draft, cluster: Cluster, stalled: Failure | No
     _describe_progress(world, draft, cluster)
     if stalled is not None:
         if draft.reason_of(reasons.STALLED.condition) != reasons.STALLED.name:
-            draft.event("Warning", reasons.STALLED.name, stalled.detail)
+            draft.event(reasons.STALLED, stalled.detail)
         draft.set(reasons.STALLED, detail=stalled.detail)
 
 
@@ -130,8 +130,8 @@ def _describe_driver(world: World, draft: Draft) -> None:
         case Driver(status="RUNNING"):
             draft.set(reasons.DRIVER_RUNNING, submission=submission)
         case Driver(ended=True, exit_code=code):
-            said = 0 if world.driver.status == "SUCCEEDED" else "unknown" if code is None else describe_code(code)
-            draft.set(reasons.DRIVER_EXITED, submission=submission, code=said)
+            how = describe_end(0 if world.driver.status == "SUCCEEDED" else code)
+            draft.set(reasons.DRIVER_EXITED, submission=submission, how=how)
         case Driver():
             draft.set(reasons.DRIVER_SUBMITTED, submission=submission)
         case Unreachable(detail):

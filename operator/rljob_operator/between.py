@@ -17,7 +17,7 @@ from .world import Cluster, Pod, World
 
 def decide_between(world: World, draft: Draft, spec: RLJobSpec | None) -> Step | Failure:
     """The next step, or the failure that ends the job."""
-    leftovers, left = _leftovers(world), _left(world)
+    leftovers, left = _leftovers(world), world.remains
     if world.job.wants_suspension:
         return suspension.rest(world, draft, left, leftovers)
     suspension.lift(world, draft)
@@ -56,13 +56,6 @@ def _stray_pods(world: World, but: str) -> list[Pod]:
     return [one for one in ours if (one.name not in mine if one.preflight else not but or one.cluster != but)]
 
 
-def _left(world: World, but: str = "") -> str:
-    """What still exists of earlier attempts."""
-    left = sorted(pod.name for pod in _stray_pods(world, but))
-    left += sorted(f"RayCluster {one.name}" for one in stray_clusters(world, but))
-    return ", ".join(left)
-
-
 def earlier_attempt(world: World, draft: Draft) -> tuple[str, tuple[Action, ...]]:
     """What of an earlier attempt is there although this one is counted, and what ends it; empty as a rule.
 
@@ -70,7 +63,12 @@ def earlier_attempt(world: World, draft: Draft) -> tuple[str, tuple[Action, ...]
     status, may bring back more.
     """
     mine = world.job.cluster_name
-    left = _left(world, mine)
+    left = ", ".join(
+        [
+            *sorted(pod.name for pod in _stray_pods(world, mine)),
+            *sorted(f"RayCluster {one.name}" for one in stray_clusters(world, mine)),
+        ]
+    )
     if left:
         draft.set(reasons.WAITING_FOR_PODS, attempt="an earlier attempt", pods=left)
     return left, _leftovers(world, mine)
@@ -134,5 +132,5 @@ def _start(world: World, draft: Draft, spec: RLJobSpec) -> Step:
         draft.set(reason)
     draft.set(reasons.STATE_PROVISIONING)
     cluster = names.cluster_name(world.job.name, number)
-    draft.event("Normal", "AttemptStarted", f"attempt {number} started: RayCluster {cluster}")
+    draft.event(reasons.ATTEMPT_STARTED, f"attempt {number} started: RayCluster {cluster}")
     return Step((PersistAttempt(number),), 0.0)

@@ -82,7 +82,7 @@ def _validated(draft: Draft, verdict: Verdict) -> None:
         return
     reason = reasons.INVALID[wrong[0].reason]
     if draft.reason_of(ConditionType.VALIDATED) != reason.name:
-        draft.event("Warning", reason.name, render(wrong))
+        draft.event(reason, render(wrong))
     draft.set(reason, findings=render(wrong))
 
 
@@ -158,7 +158,7 @@ def _with_cluster(world: World, draft: Draft, cluster: Cluster, spec: RLJobSpec 
     attempt.describe(world, draft, cluster, failure)
     submit = attempt.submission(world, cluster, spec)
     if submit is not None:
-        draft.event("Normal", "DriverSubmitted", f"submitted {submit.submission_id} to RayCluster {cluster.name}")
+        draft.event(reasons.SUBMITTED, f"submitted {submit.submission_id} to RayCluster {cluster.name}")
         return Step((submit,), 0.5)
     # Until all pods are there only the deadline has to be watched: pods announce themselves.
     return Step((), world.poll_seconds if cluster.provisioned else PENDING_SECONDS)

@@ -111,8 +111,7 @@ def _driver_ended(world: World) -> Failure | None:
                 if code is not None or world.report is None or world.report.failed is None
                 else world.report.failed.exit_code
             )
-            ended = "the driver ended" if code is None else f"the driver ended with exit code {describe_code(code)}"
-            detail = ended + (f": {told}" if told else "")
+            detail = f"the driver ended{describe_end(code)}" + (f": {told}" if told else "")
             reason = "ActiveDeadlineExceeded" if code == ExitCode.DEADLINE else "DriverFailed"
             return Failure(reason, detail, code, final=code == ExitCode.DEADLINE, logs=quote(message))
         case Driver(status="SUCCEEDED", message=message):
@@ -140,8 +139,15 @@ def _ended_too_early(world: World, message: str) -> Failure | None:
     return Failure("DriverFailed", detail, 0, logs=quote(message))
 
 
+def describe_end(code: int | None) -> str:
+    """How a driver ended, to follow the word "ended". What its pods took with them left no code."""
+    return " without a known exit code" if code is None else f" with exit code {describe_code(code)}"
+
+
 def describe_code(code: int) -> str:
-    """The code with the name of what it stands for: one of ours, or a signal as shells write it."""
+    """The code with the name of what it stands for: one of ours, or a signal as shells write it. 0 needs no name."""
+    if code == ExitCode.OK:
+        return "0"
     if code > _SIGNALLED:
         try:
             return f"{code} ({signal.Signals(code - _SIGNALLED).name})"

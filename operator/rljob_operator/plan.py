@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
+
+from rljob_api.reasons import EventType
 
 
 @dataclass(frozen=True)
 class PersistAttempt:
-    """Write the attempt's number before anything of it exists, against an uncached read of the job."""
+    """Write the attempt's number before anything of it exists, bound to the version of the job that was decided upon."""
 
     attempt: int
 
@@ -95,7 +97,7 @@ Action = (
 class EventNote:
     """A Kubernetes event about the RLJob; sent after the status was written."""
 
-    type: Literal["Normal", "Warning"]
+    type: EventType
     reason: str
     message: str
 

@@ -272,6 +272,13 @@ class World:
         refused = self.refusal is not None and not self.refusal.what
         return self.cluster is None and self.job.status.attempt > 0 and (known or refused)
 
+    @property
+    def remains(self) -> str:
+        """What still exists of the job's attempts, by name: pods, then RayClusters; empty where nothing does."""
+        left = sorted(pod.name for pod in self.pods if pod.job_uid == self.job.uid)
+        left += sorted(f"RayCluster {one.name}" for one in self.clusters if one.owner_uid == self.job.uid)
+        return ", ".join(left)
+
     def pods_of(self, cluster: str) -> list[Pod]:
         """Pods of this job that belong to one cluster; those of a deleted namesake may bear the same names."""
         return [pod for pod in self.pods if pod.cluster == cluster and pod.job_uid == self.job.uid]
