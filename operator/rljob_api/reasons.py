@@ -250,7 +250,7 @@ WAITING_FOR_PODS = _reason(
     _R,
     "True",
     "WaitingForPodsToExit",
-    "waiting for pods of attempt {attempt} to end: {pods}",
+    "waiting for pods of {attempt} to end: {pods}",
     "Attempts never overlap.",
 )
 BACKING_OFF = _reason(_R, "True", "BackingOff", "attempt {attempt} starts at {time}", "Waiting between attempts.")

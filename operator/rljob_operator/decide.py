@@ -14,13 +14,13 @@ from rljob_api.reasons import ConditionType
 from rljob_api.spec import RLJobSpec
 
 from . import attempt, ending, preflight, suspension
-from .between import decide_between, volume_missing
+from .between import decide_between, earlier_attempt, stray_clusters, volume_missing
 from .classify import Failure
-from .deadlines import active_overdue
+from .deadlines import active_overdue, provisioning_overdue
 from .draft import Draft
 from .failure import find_failure
 from .judging import judge_job
-from .plan import Action, CreateCluster, DeleteCluster, DeletePod, Plan, ReleaseWorkers
+from .plan import Action, CreateCluster, DeleteCluster, DeletePod, DropSecret, Plan, ReleaseWorkers
 from .render import ray_cluster
 from .terms import PENDING_SECONDS, WAIT_SECONDS, Step, Terms
 from .times import format_time, parse_time
@@ -95,10 +95,12 @@ def _in_attempt(world: World, draft: Draft, spec: RLJobSpec | None) -> Step:
     if cluster is None:
         return _without_cluster(world, draft, spec, terms)
     step = _with_cluster(world, draft, cluster, spec, terms)
+    stray = (DeleteCluster(one.name, one.uid) for one in stray_clusters(world, cluster.name) if not one.deleting)
+    actions: list[Action] = [*stray, *step.actions]
     done = world.preflight  # its report is on the cluster now
-    if done is None or done.deleting:
-        return step
-    return Step((DeletePod(done.name, done.uid), *step.actions), step.requeue_after)
+    if done is not None and not done.deleting:
+        actions.insert(0, DeletePod(done.name, done.uid))
+    return Step(tuple(actions), step.requeue_after)
 
 
 def _without_cluster(world: World, draft: Draft, spec: RLJobSpec | None, terms: Terms) -> Step:
@@ -115,6 +117,12 @@ def _without_cluster(world: World, draft: Draft, spec: RLJobSpec | None, terms: 
     if world.stranger:
         draft.set(reasons.STATE_PROVISIONING)
         return Step((), WAIT_SECONDS)
+    left, actions = earlier_attempt(world, draft)
+    if left:
+        draft.set(reasons.STATE_PROVISIONING)
+        late = provisioning_overdue(world, terms.deadlines, f"; waiting for {left} of an earlier attempt to be gone")
+        return _failed(world, draft, late, terms) if late else Step(actions, WAIT_SECONDS)
+    draft.set(reasons.NOT_RESTARTING)
     match preflight.judge(world, draft, spec):
         case Failure() as failure:
             return _failed(world, draft, failure, terms)
@@ -142,12 +150,14 @@ def _with_cluster(world: World, draft: Draft, cluster: Cluster, spec: RLJobSpec 
 
 
 def _failed(world: World, draft: Draft, failure: Failure, terms: Terms) -> Step:
+    secret = (DropSecret(world.job.cluster_name),) if world.has_bare_secret else ()
     if not ending.fail(world, draft, failure, terms):
-        return _let_go(world, draft, terms.ttl)
+        step = _let_go(world, draft, terms.ttl)
+        return Step((*secret, *step.actions), step.requeue_after)
     gone: list[Action] = []
     if (cluster := world.cluster) is not None and not cluster.deleting:
         gone.append(DeleteCluster(cluster.name, cluster.uid))
-    return Step((*gone, *_preflights(world)), 0.5)
+    return Step((*gone, *secret, *_preflights(world)), 0.5)
 
 
 def _preflights(world: World) -> tuple[DeletePod, ...]:

@@ -55,7 +55,8 @@ def fail(world: World, draft: Draft, failure: Failure, terms: Terms) -> bool:
     if again:
         number = f"restart {since + 1} of {policy.max_restarts}" if counted else "a restart that is not counted"
         draft.set(reasons.STATE_RESTARTING, detail=detail + failure.logs)
-        draft.set(reasons.WAITING_FOR_PODS, attempt=status.attempt, pods=world.remains or "none is known")
+        rest = world.remains or "none is known"
+        draft.set(reasons.WAITING_FOR_PODS, attempt=f"attempt {status.attempt}", pods=rest)
         draft.event(reasons.ATTEMPT_FAILED, f"{failure.reason}: {detail}; {number} follows{by_rule}")
         return True
     draft.update(finish_time=format_time(world.now))

@@ -25,7 +25,7 @@ class CreatePreflight:
 
 @dataclass(frozen=True)
 class DeletePod:
-    """Delete a preflight's pod, and only the one with this uid. Pods of a RayCluster are KubeRay's to delete."""
+    """Delete a pod, and only the one with this uid: a preflight's, or one whose RayCluster is gone; others are KubeRay's."""
 
     name: str
     uid: str
@@ -73,7 +73,24 @@ class DeleteCluster:
     uid: str
 
 
-Action = PersistAttempt | CreatePreflight | DeletePod | CreateCluster | SubmitDriver | AskSave | ReleaseWorkers | DeleteCluster
+@dataclass(frozen=True)
+class DropSecret:
+    """Delete the token's Secret of an attempt whose RayCluster somebody else deleted, or never was."""
+
+    cluster: str
+
+
+Action = (
+    PersistAttempt
+    | CreatePreflight
+    | DeletePod
+    | CreateCluster
+    | SubmitDriver
+    | AskSave
+    | ReleaseWorkers
+    | DropSecret
+    | DeleteCluster
+)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from rljob_api.spec import Deadlines
 
 from .attempt import describe
 from .draft import Draft
-from .plan import Action, AskSave, DeleteCluster, DeletePod
+from .plan import Action, AskSave, DeleteCluster, DeletePod, DropSecret
 from .terms import WAIT_SECONDS, Step
 from .times import format_time, parse_time
 from .world import Driver, SaveAnswer, World
@@ -37,6 +37,8 @@ def end_attempt(world: World, draft: Draft, deadlines: Deadlines) -> Step:
         draft.set(reasons.CLUSTER_DELETED, cluster=cluster.name)
     if cluster is not None and not cluster.deleting:
         actions.append(DeleteCluster(cluster.name, cluster.uid))
+    elif world.has_bare_secret:
+        actions.append(DropSecret(world.job.cluster_name))
     if (pod := world.preflight) is not None and not pod.deleting:
         actions.append(DeletePod(pod.name, pod.uid))
     return Step(tuple(actions), 0.5)
