@@ -1,4 +1,4 @@
-"""Condition types and their reasons, with the words for people. Reasons are stable: scripts match on them.
+"""Condition types and their reasons, with the words for people, and the events. Reasons are stable: scripts match on them.
 
 `docs/conditions.md` is generated from this module.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 
 class ConditionType(StrEnum):
@@ -134,7 +135,11 @@ CLUSTER_REJECTED = _reason(
 HEAD_LOST = _reason(_C, "False", "HeadLost", "{detail}", "The head ended; the attempt is over.")
 WORKER_LOST = _reason(_C, "False", "WorkerLost", "{detail}", "A worker ended; the attempt is over.")
 CLUSTER_KEPT = _reason(
-    _C, "True", "KeptAfterFinish", "kept until {until} (ttlSecondsAfterFinished)", "The job ended; its cluster is kept."
+    _C,
+    "False",
+    "KeptAfterFinish",
+    "the job has ended; its head is kept until {until} (ttlSecondsAfterFinished)",
+    "The job ended: workers go at once, the head stays a while, for its logs and dashboard.",
 )
 CLUSTER_DELETED = _reason(_C, "False", "Deleted", "RayCluster {cluster} is deleted", "The attempt's cluster is gone.")
 
@@ -245,7 +250,7 @@ WAITING_FOR_PODS = _reason(
     _R,
     "True",
     "WaitingForPodsToExit",
-    "waiting for pods of attempt {attempt} to end: {pods}",
+    "waiting for pods of {attempt} to end: {pods}",
     "Attempts never overlap.",
 )
 BACKING_OFF = _reason(_R, "True", "BackingOff", "attempt {attempt} starts at {time}", "Waiting between attempts.")
@@ -298,3 +303,53 @@ FAILURES = {
         ("DriverLost", "Ray no longer knows the driver."),
     )
 }
+
+
+# ---- Events ----
+
+EventType = Literal["Normal", "Warning"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happens once, where a condition tells what is; a condition whose turn is an event of itself lends it its reason."""
+
+    name: str
+    type: EventType
+    meaning: str
+
+
+EVENTS: dict[str, Event] = {}
+
+
+def _event(type_: EventType, name: str, meaning: str) -> Event:
+    if name in EVENTS:
+        raise ValueError(f"event {name} is declared twice")
+    EVENTS[name] = Event(name, type_, meaning)
+    return EVENTS[name]
+
+
+ATTEMPT_STARTED = _event("Normal", "AttemptStarted", "An attempt was counted; what it needs is made next.")
+STARTS_FROM_SCRATCH = _event("Normal", "StartsFromScratch", "The preflight found nothing to go on from.")
+RESUMES = _event("Normal", "Resumes", "The preflight chose the checkpoint that the attempt goes on from.")
+CHECKPOINT_PASSED_OVER = _event("Warning", "CheckpointPassedOver", "It passed over newer ones; the message says why.")
+CHECKPOINT_WITHOUT_LEDGER = _event(
+    "Warning",
+    "CheckpointWithoutLedger",
+    "The checkpoint was written without a prompt ledger; the message says what is at risk.",
+)
+SUBMITTED = _event("Normal", "DriverSubmitted", "Ray has taken the driver.")
+ATTEMPT_FAILED = _event(
+    "Warning", "AttemptFailed", "An attempt failed, and another follows; the message begins with the reason."
+)
+BUDGET_EXCEEDED = _event("Warning", "PromptsSkipped", "More prompts were skipped than prompts.maxSkipped.")
+SUSPENSION_BEGINS = _event("Normal", "Suspending", "spec.suspend became true: a save is asked for, then the pods end.")
+IS_SUSPENDED = _event("Normal", "Suspended", "Nothing runs any more.")
+RESUMED = _event("Normal", "Resumed", "spec.suspend became false: the next attempt may start.")
+
+
+def event_of(what: Event | Reason) -> tuple[EventType, str]:
+    """Type and reason of an event. A condition's reason is a warning, but for the job's success."""
+    if isinstance(what, Event):
+        return what.type, what.name
+    return ("Normal" if what.condition is ConditionType.SUCCEEDED and what.status == "True" else "Warning"), what.name

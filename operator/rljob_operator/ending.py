@@ -32,7 +32,7 @@ def succeed(world: World, draft: Draft) -> None:
     draft.set(reasons.PROGRESS_ENDED)
     draft.set(reasons.NOT_RESTARTING)
     draft.update(finish_time=format_time(world.now), attempt_end_time=format_time(world.now))
-    draft.event("Normal", reason.name, detail)
+    draft.event(reason, detail)
 
 
 def fail(world: World, draft: Draft, failure: Failure, terms: Terms) -> bool:
@@ -55,8 +55,9 @@ def fail(world: World, draft: Draft, failure: Failure, terms: Terms) -> bool:
     if again:
         number = f"restart {since + 1} of {policy.max_restarts}" if counted else "a restart that is not counted"
         draft.set(reasons.STATE_RESTARTING, detail=detail + failure.logs)
-        draft.set(reasons.WAITING_FOR_PODS, attempt=status.attempt, pods=world.remains or "none is known")
-        draft.event("Warning", "AttemptFailed", f"{failure.reason}: {detail}; {number} follows{by_rule}")
+        rest = world.remains or "none is known"
+        draft.set(reasons.WAITING_FOR_PODS, attempt=f"attempt {status.attempt}", pods=rest)
+        draft.event(reasons.ATTEMPT_FAILED, f"{failure.reason}: {detail}; {number} follows{by_rule}")
         return True
     draft.update(finish_time=format_time(world.now))
     draft.set(reasons.NOT_RESTARTING)
@@ -64,7 +65,7 @@ def fail(world: World, draft: Draft, failure: Failure, terms: Terms) -> bool:
         draft.set(reasons.PROGRESS_ENDED)
     why = f" (failurePolicy.maxRestarts {policy.max_restarts} allows no other attempt)" if counted else by_rule
     draft.set(reasons.FAILURES[failure.reason], attempt=status.attempt, detail=failure.detail + why + failure.logs)
-    draft.event("Warning", failure.reason, detail + why)
+    draft.event(reasons.FAILURES[failure.reason], detail + why)
     return False
 
 

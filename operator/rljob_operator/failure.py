@@ -59,7 +59,7 @@ def _pods_lost(world: World, cluster: Cluster) -> Failure | None:
         return _lost_pod(world, heads, exit_code, head=True)
     workers = [pod for pod in pods if not pod.head]
     lost = [pod for pod in workers if not _lives(pod, cluster, world.members)]
-    if lost or len(workers) < cluster.workers:
+    if len(workers) - len(lost) < cluster.wanted - 1:  # more than wanted are no loss: somebody has scaled the cluster up
         return _lost_pod(world, lost, exit_code, head=False)
     return None
 

@@ -301,9 +301,9 @@ class Kube:
         """Whether RLJobs are served."""
         return await self._get(_JOBS) is not None
 
-    async def events_of(self, namespace: str, name: str, kind: str) -> Sequence[Object]:
-        """Events about one object."""
-        selector = f"involvedObject.name={name},involvedObject.kind={kind}"
+    async def events_of(self, namespace: str, kind: str, uid: str) -> Sequence[Object]:
+        """Events about one object; not about earlier ones of its name."""
+        selector = f"involvedObject.uid={uid},involvedObject.kind={kind}"
         answer = await self.request("GET", f"/api/v1/namespaces/{namespace}/events", query={"fieldSelector": selector})
         return list(answer.get("items") or [])
 

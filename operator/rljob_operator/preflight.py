@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass
-from typing import Literal
 
 from rljob_api import names, reasons
 from rljob_api.preflight import Chosen, PreflightReport
 from rljob_api.progress import CheckpointInfo, Resume
+from rljob_api.reasons import Event, Reason
 from rljob_api.spec import RLJobSpec
 
 from .classify import Failure
@@ -61,11 +61,10 @@ def judge(world: World, draft: Draft, spec: RLJobSpec) -> Step | Failure | Go:
     if report is None:
         return _ended_without_report(pod)
     if gone := _gone(world.job, spec, report):
-        draft.set(reasons.CHECKPOINT_GONE, path=gone, found=f"the preflight found: {report.message or report.outcome}")
-        return _blocked(world, draft, pod)
+        found = f"the preflight found: {report.message or report.outcome}"
+        return _blocked(world, draft, pod, reasons.CHECKPOINT_GONE, path=gone, found=found)
     if not report.may_start:
-        draft.set(reasons.BLOCKED_BY[report.outcome], detail=describe(report))
-        return _blocked(world, draft, pod)
+        return _blocked(world, draft, pod, reasons.BLOCKED_BY[report.outcome], detail=describe(report))
     take(world.job, draft, spec, report, format_time(world.now))
     return Go(report)
 
@@ -115,11 +114,11 @@ def _ended_without_report(pod: Pod) -> Step | Failure:
     return Failure("PreflightFailed", words, pod.exit_code)
 
 
-def _blocked(world: World, draft: Draft, pod: Pod) -> Step:
-    reason, message = draft.now(reasons.NOT_CHECKED.condition)
-    draft.set(reasons.STATE_BLOCKED, detail=message)
-    if draft.reason_of(reasons.NOT_CHECKED.condition) != reason:
-        draft.event("Warning", reason, message)
+def _blocked(world: World, draft: Draft, pod: Pod, why: Reason, **values: object) -> Step:
+    draft.set(why, **values)
+    draft.set(reasons.STATE_BLOCKED, detail=why.message(**values))
+    if draft.reason_of(why.condition) != why.name:
+        draft.event(why, why.message(**values))
     left = LOOK_AGAIN_SECONDS - (world.now - (pod.ended_at or pod.created)).total_seconds()
     if 0 < left <= LOOK_AGAIN_SECONDS:
         return Step((), left)
@@ -151,7 +150,7 @@ def take(job: Job, draft: Draft, spec: RLJobSpec, report: PreflightReport, now: 
     if chosen is None:
         draft.set(reasons.NONE_YET)
         draft.update(resume=Resume(from_step=0))
-        _tell(job, draft, "Normal", "StartsFromScratch", f"attempt {job.status.attempt} starts at step 0, token {report.token}")
+        _tell(job, draft, reasons.STARTS_FROM_SCRATCH, f"attempt {job.status.attempt} starts at step 0, token {report.token}")
         return
     draft.update(resume=Resume(from_step=chosen.step, handed_out_before=chosen.handed_out))
     if (path := own_path(job, spec, chosen)) is not None:
@@ -159,28 +158,27 @@ def take(job: Job, draft: Draft, spec: RLJobSpec, report: PreflightReport, now: 
     if report.passed_over:
         passed = "; ".join(f"{one.name}: {one.why}" for one in report.passed_over)
         draft.set(reasons.PASSED_OVER, step=chosen.step, path=chosen.path, passed=passed)
-        _tell(job, draft, "Warning", "CheckpointPassedOver", passed)
+        _tell(job, draft, reasons.CHECKPOINT_PASSED_OVER, passed)
     elif not chosen.ledger:
         draft.set(reasons.WITHOUT_LEDGER, step=chosen.step, path=chosen.path, at_risk=chosen.at_risk)
         words = f"up to {chosen.at_risk} prompts may have been lost before {chosen.path}"
-        _tell(job, draft, "Warning", "CheckpointWithoutLedger", words)
+        _tell(job, draft, reasons.CHECKPOINT_WITHOUT_LEDGER, words)
     else:
         draft.set(reasons.AVAILABLE, step=chosen.step, path=chosen.path)
     reshard = ", resharded" if chosen.reshard else ""
     _tell(
         job,
         draft,
-        "Normal",
-        "Resumes",
+        reasons.RESUMES,
         f"attempt {job.status.attempt} resumes from step {chosen.step} ({chosen.path}, verified {chosen.verified}{reshard}), "
         f"{chosen.handed_out} prompts handed out before, token {report.token}",
     )
 
 
-def _tell(job: Job, draft: Draft, type_: Literal["Normal", "Warning"], reason: str, message: str) -> None:
+def _tell(job: Job, draft: Draft, what: Event, message: str) -> None:
     """An event, once in an attempt: the status names what it resumes from afterwards."""
     if job.status.resume is None:
-        draft.event(type_, reason, message)
+        draft.event(what, message)
 
 
 def describe(report: PreflightReport) -> str:

@@ -129,7 +129,7 @@ def read_claim(obj: Mapping[str, Any]) -> Claim:
     """A PersistentVolumeClaim."""
     status = obj.get("status") or {}
     given = status.get("accessModes") or (obj.get("spec") or {}).get("accessModes") or []
-    return Claim(tuple(str(mode) for mode in given), status.get("phase") == "Bound")
+    return Claim(tuple(str(mode) for mode in given), status.get("phase") == "Bound", obj["metadata"].get("uid", ""))
 
 
 _QUIET = frozenset({"ContainerCreating", "PodInitializing"})

@@ -14,13 +14,14 @@ from rljob_api.progress import ProgressReport
 from .access import Access
 from .act import Actor, Outcome
 from .api import KubeApi, Object, RayApi
-from .decide import decide, defect, judge_job
+from .decide import decide, defect
+from .judging import judge_job
 from .plan import PersistAttempt, Plan
 from .reading import read_cluster, read_pod
 from .settings import Settings
 from .store import Store
 from .times import parse_time
-from .world import Cluster, Driver, DriverUnknown, Job, Key, Pod, Stage, Unreachable, World
+from .world import Claim, Cluster, Driver, DriverUnknown, Job, Key, Pod, Stage, Unreachable, World
 
 log = logging.getLogger("rljob.reconciler")
 
@@ -224,11 +225,11 @@ class Reconciler:
         )
         if claim is None or claim.bound or not world.preflight_image:
             return world
-        return await self._observe_unbound(world, name)
+        return await self._observe_unbound(world, claim)
 
-    async def _observe_unbound(self, world: World, claim: str) -> World:
+    async def _observe_unbound(self, world: World, claim: Claim) -> World:
         """Why a claim has no volume yet. Its class is not read (that right would be for the whole cluster): events tell."""
-        events = await self._kube.events_of(world.job.namespace, claim, "PersistentVolumeClaim")
+        events = await self._kube.events_of(world.job.namespace, "PersistentVolumeClaim", claim.uid)
         newest = max(events, key=_event_time, default={})
         if newest.get("reason") == _WAITS_FOR_POD:
             return replace(world, claim_unused=True)
@@ -294,10 +295,10 @@ class Reconciler:
         recently = _is_recent(world, notes.warning_read, _EVENT_SECONDS)
         if young or (recently and cluster.provisioned is None):
             return world
-        events = [*await self._kube.events_of(world.job.namespace, cluster.name, "RayCluster")]
+        events = [*await self._kube.events_of(world.job.namespace, "RayCluster", cluster.uid)]
         silent = next((one for one in world.pods_of(cluster.name) if not one.ready and not one.trouble), None)
         if silent is not None and not any(one.trouble for one in world.pods_of(cluster.name)):
-            told = await self._kube.events_of(world.job.namespace, silent.name, "Pod")  # a volume that can't be mounted
+            told = await self._kube.events_of(world.job.namespace, "Pod", silent.uid)  # a volume that can't be mounted
             events += [one for one in told if one.get("reason") != _NOT_SCHEDULED]  # it was, or the pod would say so
         return self._warned(world, notes, events)
 
@@ -308,7 +309,7 @@ class Reconciler:
             return world
         if _is_recent(world, notes.warning_read, _EVENT_SECONDS):
             return world
-        return self._warned(world, notes, await self._kube.events_of(world.job.namespace, pod.name, "Pod"))
+        return self._warned(world, notes, await self._kube.events_of(world.job.namespace, "Pod", pod.uid))
 
     def _warned(self, world: World, notes: Notes, events: Iterable[Object]) -> World:
         notes.warning_read = world.now
@@ -365,7 +366,7 @@ def _is_final(report: ProgressReport | Unreachable) -> bool:
 def _complete(world: World, cluster: Cluster) -> bool:
     """Whether the cache shows every pod of the attempt alive and ready."""
     pods = [pod for pod in world.pods_of(cluster.name) if pod.ready and not pod.ended and not pod.deleting]
-    return len(pods) == cluster.wanted and any(pod.head for pod in pods)
+    return len(pods) >= cluster.wanted and any(pod.head for pod in pods)
 
 
 def stranger(cluster: Object, uid: str) -> str:

@@ -100,7 +100,7 @@ def _bounded(report: ProgressReport) -> ProgressReport:
 def _checkpoint(world: World, draft: Draft, report: ProgressReport) -> None:
     """The newest checkpoint, once it is another than the one that the attempt started from."""
     known, found = world.job.status.checkpoint, report.checkpoint
-    reason, _ = draft.now(reasons.NOT_CHECKED.condition)
+    reason = draft.reason_so_far(reasons.NOT_CHECKED.condition)
     if found is not None and (known is None or known.path != found.path or reason in ("", *_UNSETTLED)):
         draft.set(reasons.AVAILABLE, step=found.step, path=found.path)
     elif found is None and known is None:
@@ -117,7 +117,7 @@ def _skipped(draft: Draft, prompts: PromptCounts, budget: int) -> None:
         draft.set(reasons.SKIPPED_WITHIN, **values)
         return
     if draft.reason_of(reasons.SKIPPED_EXCEEDED.condition) != reasons.SKIPPED_EXCEEDED.name:
-        draft.event("Warning", "PromptsSkipped", reasons.SKIPPED_EXCEEDED.message(budget=budget, **values))
+        draft.event(reasons.BUDGET_EXCEEDED, reasons.SKIPPED_EXCEEDED.message(budget=budget, **values))
     draft.set(reasons.SKIPPED_EXCEEDED, budget=budget, **values)
 
 

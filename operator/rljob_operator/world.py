@@ -98,8 +98,8 @@ class Cluster:
 
     @property
     def wanted(self) -> int:
-        """Pods of the cluster, the head included."""
-        return self.workers + 1
+        """Pods that the run needs, the head included, whatever somebody may have scaled its cluster to."""
+        return (self.spec.trainer.nodes if self.spec is not None else self.workers) + 1
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,7 @@ class Claim:
 
     modes: tuple[str, ...]
     bound: bool = True
+    uid: str = ""
 
 
 @dataclass(frozen=True)
@@ -263,6 +264,13 @@ class World:
         """The refusal of what is still missing: a preflight's pod that is there by now is no longer in the way."""
         known = self.refusal
         return None if known is not None and known.what and self.preflight is not None else known
+
+    @property
+    def has_bare_secret(self) -> bool:
+        """Whether the attempt's Secret may be there without its RayCluster, with which it goes otherwise."""
+        known = self.job.status.ray_cluster_name == self.job.cluster_name  # and somebody else deleted it
+        refused = self.refusal is not None and not self.refusal.what
+        return self.cluster is None and self.job.status.attempt > 0 and (known or refused)
 
     @property
     def remains(self) -> str:

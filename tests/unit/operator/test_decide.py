@@ -8,7 +8,7 @@ import pytest
 
 from rljob_api import supported
 from rljob_operator.decide import decide
-from rljob_operator.plan import CreateCluster, DeleteCluster, PersistAttempt, Plan, ReleaseWorkers
+from rljob_operator.plan import CreateCluster, DeleteCluster, DropSecret, PersistAttempt, Plan, ReleaseWorkers
 from rljob_operator.world import Driver, Refusal, Unreachable
 
 from .builders import (
@@ -158,7 +158,7 @@ def test_a_counted_attempt_gets_its_cluster() -> None:
 
 def test_a_cluster_that_was_deleted_is_a_failed_attempt_and_not_made_again() -> None:
     plan, conditions = outcome(world(clusters=(), pods=()))
-    assert plan.actions == ()
+    assert plan.actions == (DropSecret("copy-1"),)
     assert conditions["ClusterReady"][1] == "HeadLost"
     assert conditions["Succeeded"][1] == "Restarting"
 
@@ -186,7 +186,7 @@ def test_a_refused_cluster_is_tried_again_when_that_may_help() -> None:
 def test_a_cluster_that_can_never_be_accepted_fails_the_job() -> None:
     status = {"attempt": 1, "attemptStartTime": stamp(0)}
     plan, conditions = outcome(fresh(status=status, refusal=Refusal("422 Invalid: no such field", final=True)))
-    assert plan.actions == ()
+    assert plan.actions == (DropSecret("copy-1"),)
     assert conditions["Succeeded"][:2] == ("False", "ClusterRejected")
     words = "RayCluster copy-1 is refused: 422 Invalid: no such field"
     assert conditions["ClusterReady"] == ("False", "ClusterRejected", words)
@@ -267,7 +267,8 @@ def test_a_cluster_is_kept_for_its_ttl_and_then_deleted() -> None:
     before = training(job=keep, driver=Driver("SUCCEEDED", 0), report=report(500, finished=FINISHED))
     plan, conditions = outcome(before)
     assert plan.actions == (ReleaseWorkers("copy-1", "cluster-1"),)  # the head alone has logs and a dashboard
-    assert conditions["ClusterReady"] == ("True", "KeptAfterFinish", f"kept until {stamp(160)} (ttlSecondsAfterFinished)")
+    words = f"the job has ended; its head is kept until {stamp(160)} (ttlSecondsAfterFinished)"
+    assert conditions["ClusterReady"] == ("False", "KeptAfterFinish", words)
     assert plan.requeue_after == pytest.approx(100.1)
     status = apply(plan, before).to_wire()
     finished = job(status, spec(ttlSecondsAfterFinished=100))

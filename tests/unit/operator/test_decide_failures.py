@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rljob_api.progress import Failed
+from rljob_api.progress import CheckpointInfo, Failed
 from rljob_operator.decide import decide
 from rljob_operator.plan import DeleteCluster, PersistAttempt, SubmitDriver
 from rljob_operator.world import Driver, Unreachable, World
@@ -20,6 +20,7 @@ from .builders import (
     failed,
     job,
     kinds,
+    merge,
     outcome,
     pod,
     pods,
@@ -80,6 +81,25 @@ def test_restarts_are_bounded() -> None:
     assert apply(plan, before).restarts == 5
 
 
+def test_attempts_that_all_go_on_from_the_same_checkpoint_are_bounded() -> None:
+    told = CheckpointInfo(step=100, path="runs/default/copy/step-000100-t000001")
+    status: dict[str, Any] = {}
+    for attempt in range(1, 5):
+        before = training(
+            job=job(merge(status, {**running(attempt), "attemptEndTime": None})),
+            clusters=(cluster(attempt),),
+            pods=pods(attempt),
+            driver=Driver("FAILED", 73),
+            report=report(150, attempt, checkpoint=told),
+        )
+        after = apply(decide(before), before)
+        status = after.to_wire()
+        assert after.last_failure is not None
+        assert (after.last_failure.checkpoint_step, after.last_failure.in_a_row) == (100, attempt)
+        assert after.restarts == after.restarts_since_progress == min(attempt, 3)
+        assert (after.finish_time is not None) == (attempt == 4)
+
+
 def test_a_newer_checkpoint_resets_the_count_of_restarts() -> None:
     status = running(
         4,
@@ -114,6 +134,12 @@ def test_a_lost_head_quotes_kuberays_event_when_the_pod_was_never_seen_dead() ->
     before = training(pods=(pod("worker"),), warning="DeletedHeadPod: exit 137")
     _, conditions = outcome(before)
     assert conditions["ClusterReady"][2] == "the head pod of copy-1 is gone: DeletedHeadPod: exit 137"
+
+
+def test_a_cluster_that_somebody_deletes_under_the_run_is_a_lost_head() -> None:
+    _, conditions = outcome(training(clusters=(cluster(deleting=True),)))
+    words = "RayCluster copy-1 is being deleted by someone else"
+    assert conditions["ClusterReady"] == ("False", "HeadLost", words)
 
 
 def test_a_loss_without_a_word_waits_a_moment_for_the_watch_to_tell_how() -> None:

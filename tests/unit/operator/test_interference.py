@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
 import pytest
 
+from rljob_api import names
 from rljob_api.base import DECIMAL_PATTERN
 from rljob_operator.decide import decide
 from rljob_operator.metrics import Process, render
 from rljob_operator.plan import CreatePreflight
 from rljob_operator.world import Refusal
 
-from .builders import apply, at, before_cluster, counted, job, outcome, preflight, report, running, stamp, training, world
+from .builders import (
+    UID,
+    apply,
+    at,
+    before_cluster,
+    counted,
+    job,
+    outcome,
+    preflight,
+    report,
+    running,
+    spec,
+    stamp,
+    training,
+    world,
+)
+from .fakes import FakeCluster, FakeRay, later
+from .life import Operator, state
 
 # ---- Words that are no words of ours ----
 
@@ -83,3 +102,151 @@ def test_a_preflight_that_does_not_go_is_named_and_bounded_from_when_it_should_h
     assert failure is not None
     assert failure.reason == "ProvisioningDeadlineExceeded"
     assert "waiting for pod copy-1-preflight to be gone" in failure.message
+
+
+async def test_a_secret_that_somebody_holds_is_named_and_bounded(kube: FakeCluster, ray: FakeRay) -> None:
+    operator = Operator(kube, ray)
+    await operator.count()
+    kube.secrets = {names.access_secret("copy-1", UID): {}}  # of a pass that was cut off
+    kube.hold_secrets(True)
+    assert await operator.step() is not None
+    await operator.step()
+    assert kube.condition("ClusterReady")["reason"] == "ClusterRejected"
+    assert "something holds it (a finalizer?)" in kube.condition("ClusterReady")["message"]
+    later(kube, 700)
+    await operator.step()
+    assert kube.status()["lastFailure"]["reason"] == "ProvisioningDeadlineExceeded"
+
+
+# ---- Objects of earlier ones, and of nobody ----
+
+
+async def test_an_event_about_an_earlier_cluster_of_the_same_name_refuses_nothing(
+    operator: Operator, kube: FakeCluster, ray: FakeRay
+) -> None:
+    """The job was deleted, mended and applied again; KubeRay is slow, and the old event is still there."""
+    kube.kube_events = [
+        {
+            "type": "Warning",
+            "reason": "InvalidRayClusterSpec",
+            "message": "of the earlier one",
+            "lastTimestamp": stamp(0),
+            "involvedObject": {"uid": "an earlier one"},
+        }
+    ]
+    await operator.step()
+    for _ in range(3):
+        later(kube, 20)
+        await operator.step()
+    assert state(kube) == "Provisioning"
+    assert "the earlier one" not in str(kube.status())
+
+
+async def test_pods_that_were_orphaned_are_ended_before_the_next_attempt(
+    operator: Operator, kube: FakeCluster, ray: FakeRay
+) -> None:
+    """`kubectl delete raycluster --cascade=orphan`: nobody else would ever end them."""
+    await operator.until_training()
+    kube.orphan_pods("copy-1")
+    await operator.step()
+    assert kube.status()["lastFailure"]["reason"] == "HeadLost"
+    await operator.step()
+    assert kube.pods == {}
+    later(kube, 60)
+    await operator.until_training()
+    assert ray.submitted == ["copy-1", "copy-2"]
+
+
+async def test_a_pod_of_an_earlier_attempt_that_turns_up_is_ended_before_the_clusters_are_made(
+    kube: FakeCluster, ray: FakeRay
+) -> None:
+    """KubeRay had not seen yet that its RayCluster was gone."""
+    operator = Operator(kube, ray)
+    await operator.count()
+    kube.jobs["copy"]["status"]["attempt"] = 2
+    kube.late_pod("copy-1")
+    kube.held = True
+    operator.restart()
+    await operator.step()
+    assert kube.clusters == {}
+    assert kube.condition("Restarting")["message"] == "waiting for pods of an earlier attempt to end: copy-1-late"
+    later(kube, 700)
+    await operator.step()
+    failure = kube.status()["lastFailure"]
+    assert failure["reason"] == "ProvisioningDeadlineExceeded"
+    assert "waiting for copy-1-late of an earlier attempt to be gone" in failure["message"]
+
+
+@pytest.mark.parametrize("attempt", [1, 5])
+async def test_an_attempts_number_that_somebody_edits_makes_no_attempts_overlap(
+    kube: FakeCluster, ray: FakeRay, attempt: int
+) -> None:
+    """FakeCluster raises where a cluster is made beside another's pods."""
+    kube.jobs["copy"]["status"] = {"attempt": 2, "attemptStartTime": stamp(0), "attemptEndTime": stamp(0)}
+    operator = Operator(kube, ray)
+    await operator.until_training()
+    assert list(kube.clusters) == ["copy-3"]
+    kube.jobs["copy"]["status"]["attempt"] = attempt
+    kube._touch(kube.jobs["copy"])
+    await operator.step()
+    await operator.step()
+    assert kube.clusters == {}
+    kube.pods_without_cluster_go()
+    await operator.until_training()
+    assert list(kube.clusters) == [f"copy-{attempt}"]
+
+
+async def test_a_cluster_of_another_attempt_does_not_stay_beside_a_running_one(
+    operator: Operator, kube: FakeCluster, ray: FakeRay
+) -> None:
+    """A halted operator woke up, and made what it had decided on long ago."""
+    await operator.until_training()
+    late = copy.deepcopy(kube.clusters["copy-1"])
+    late["metadata"] |= {"name": "copy-0", "uid": "late"}
+    kube.clusters["copy-0"] = kube._new(late)
+    await operator.step()
+    assert list(kube.clusters) == ["copy-1"]
+    assert state(kube) == "Starting"
+
+
+@pytest.mark.parametrize("restarts", [0, 3])
+async def test_no_secret_stays_behind_a_cluster_that_somebody_else_deleted(
+    kube: FakeCluster, ray: FakeRay, restarts: int
+) -> None:
+    kube.edit("copy", spec(failurePolicy={"maxRestarts": restarts}))
+    operator = Operator(kube, ray)
+    await operator.until_training()
+    assert len(kube.secrets) == 1
+    del kube.clusters["copy-1"]
+    await operator.step()
+    assert kube.status()["lastFailure"]["reason"] == "HeadLost"
+    assert kube.secrets == {}
+
+
+async def test_a_cluster_that_somebody_scales_up_trains_on(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:
+    await operator.until_training()
+    later(kube, 30)
+    kube.clusters["copy-1"]["spec"]["workerGroupSpecs"][0]["replicas"] = 2
+    extra = copy.deepcopy(kube.pods["copy-1-workers-worker"])
+    extra["metadata"] |= {"name": "copy-1-workers-another", "uid": "another"}
+    kube.pods["copy-1-workers-another"] = kube._new(extra)
+    ray.reports["copy-1"] = report(10)
+    await operator.step()
+    assert (state(kube), kube.status()["attempt"]) == ("Running", 1)
+    kube.kill_pod("copy-1-workers-worker")
+    await operator.step()
+    assert kube.status()["lastFailure"]["reason"] == "OutOfMemory"
+
+
+async def test_an_api_server_that_was_restored_from_a_backup_is_believed(
+    operator: Operator, kube: FakeCluster, ray: FakeRay
+) -> None:
+    """Its versions are older than those that the operator has seen; they would never become newer by waiting."""
+    await operator.until_training()
+    kube.jobs["copy"]["metadata"]["resourceVersion"] = "3"
+    kube.edit("copy", kube.jobs["copy"]["spec"] | {"suspend": True})
+    kube.jobs["copy"]["metadata"]["resourceVersion"] = "4"
+    ray.end("copy-1", "FAILED", 73)
+    for _ in range(3):
+        await operator.step(told=False)
+    assert kube.status()["suspendTime"]

@@ -10,7 +10,7 @@ from rljob_api.progress import Failed
 from rljob_operator.decide import decide
 from rljob_operator.world import Driver
 
-from .builders import FINISHED, apply, at, job, outcome, report, running, spec, stamp, training
+from .builders import FINISHED, apply, at, job, outcome, pod, report, running, spec, stamp, training
 from .fakes import FakeCluster, FakeRay, later
 from .life import Operator, state
 
@@ -99,3 +99,8 @@ async def test_a_last_report_that_never_comes_fails_the_attempt() -> None:
         await operator.step()
         later(kube, 15)
     assert "left no report that it finished" in kube.status()["lastFailure"]["message"]
+
+
+def test_pods_that_go_explain_an_end_that_was_none() -> None:
+    before = training(driver=ENDED, report=report(3), pods=(pod(),), ended_since=at(59))
+    assert outcome(before)[1]["ClusterReady"][1] == "WorkerLost"
