@@ -3,57 +3,17 @@
 from __future__ import annotations
 
 from rljob_api import names, reasons
-from rljob_api.findings import Finding
-from rljob_api.manifest import Verdict
-from rljob_api.spec import Deadlines, RLJobSpec, Volume
+from rljob_api.spec import Deadlines, RLJobSpec
 
 from .classify import Failure
 from .deadlines import active_left, pods_detail, provisioning_overdue
 from .draft import Draft
-from .failure import describe_end, find_failure
+from .failure import describe_end
 from .plan import SubmitDriver
-from .render import TemplateError, driver_environment
+from .render import driver_environment
 from .report import last_step, step_reached, steps_of_attempt, take_report
 from .times import format_time, parse_time
 from .world import Cluster, Driver, DriverUnknown, Unreachable, World
-
-__all__ = [
-    "Failure",
-    "describe",
-    "find_failure",
-    "has_succeeded",
-    "observe",
-    "submission",
-    "template_refused",
-    "volume_changed",
-    "without_cluster",
-]
-
-
-def template_refused(verdict: Verdict, error: TemplateError) -> Verdict:
-    """The verdict with a finding for a pod template that has no pod template's shape."""
-    path, _, message = str(error).partition(": ")
-    return Verdict(verdict.spec, [*verdict.findings, Finding("template", "SpecUnreadable", "error", path, message)])
-
-
-def volume_changed(used: Volume | None, spec: RLJobSpec) -> list[Finding]:
-    """A finding for each part of the volume that differs from where earlier attempts wrote: the run would start over there."""
-    wanted = spec.checkpoint.volume
-    parts = (
-        () if used is None else (("claimName", used.claim_name, wanted.claim_name), ("subPath", used.sub_path, wanted.sub_path))
-    )
-    return [
-        Finding(
-            "volume-fixed",
-            "VolumeChanged",
-            "error",
-            f"spec.checkpoint.volume.{name}",
-            f"is {new!r}, but this job's attempts write to {old!r} and resume from there; change it back to {old!r}, "
-            "or create a new RLJob",
-        )
-        for name, old, new in parts
-        if new != old
-    ]
 
 
 def without_cluster(world: World, draft: Draft, deadlines: Deadlines) -> Failure | None:

@@ -6,13 +6,11 @@ Three stages, read from the status' lasting fields: between attempts, in an atte
 from __future__ import annotations
 
 import datetime
-from dataclasses import replace
 
 from rljob_api import reasons
 from rljob_api.findings import errors, render
-from rljob_api.manifest import Verdict, judge
+from rljob_api.manifest import Verdict
 from rljob_api.reasons import ConditionType
-from rljob_api.rules import check_access
 from rljob_api.spec import RLJobSpec
 
 from . import attempt, ending, preflight, suspension
@@ -20,8 +18,10 @@ from .between import decide_between, earlier_attempt, stray_clusters, volume_mis
 from .classify import Failure
 from .deadlines import active_overdue, provisioning_overdue
 from .draft import Draft
+from .failure import find_failure
+from .judging import judge_job
 from .plan import Action, CreateCluster, DeleteCluster, DeletePod, DropSecret, Plan, ReleaseWorkers
-from .render import TemplateError, ray_cluster
+from .render import ray_cluster
 from .terms import PENDING_SECONDS, WAIT_SECONDS, Step, Terms
 from .times import format_time, parse_time
 from .world import Cluster, Stage, World
@@ -47,21 +47,6 @@ def decide(world: World) -> Plan:
     patch, held = draft.patch()
     waits = [seconds for seconds in (step.requeue_after, held) if seconds is not None]
     return Plan(step.actions, patch, tuple(draft.events), min(waits, default=None))
-
-
-def judge_job(world: World) -> Verdict:
-    """The spec's rules, its pod template's shape, the volume of earlier attempts, and whether its pods can share the claim."""
-    verdict = judge(world.job.name, world.job.spec)
-    if verdict.spec is None or errors(verdict.findings):
-        return verdict
-    try:
-        ray_cluster(world.job, verdict.spec, 1)
-    except TemplateError as error:
-        return attempt.template_refused(verdict, error)
-    findings = verdict.findings + check_access(verdict.spec, world.claim_modes)
-    if world.job.stage is not Stage.FINISHED:
-        findings = findings + attempt.volume_changed(world.used_volume, verdict.spec)
-    return replace(verdict, findings=findings)
 
 
 def defect(world: World, error: Exception) -> Plan:
@@ -151,7 +136,7 @@ def _without_cluster(world: World, draft: Draft, spec: RLJobSpec | None, terms: 
 
 
 def _with_cluster(world: World, draft: Draft, cluster: Cluster, spec: RLJobSpec | None, terms: Terms) -> Step:
-    failure = attempt.find_failure(world, cluster, terms.deadlines)
+    failure = find_failure(world, cluster, terms.deadlines)
     stalled = failure is not None and failure.reason == "StallDeadlineExceeded" and terms.deadlines.on_stall == "Warn"
     if failure is not None and not stalled:
         return _failed(world, draft, failure, terms)

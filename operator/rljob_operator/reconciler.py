@@ -14,7 +14,8 @@ from rljob_api.progress import ProgressReport
 from .access import Access
 from .act import Actor, Outcome
 from .api import KubeApi, Object, RayApi
-from .decide import decide, defect, judge_job
+from .decide import decide, defect
+from .judging import judge_job
 from .plan import PersistAttempt, Plan
 from .reading import read_cluster, read_pod
 from .settings import Settings

@@ -100,6 +100,12 @@ def test_numbers_of_the_report_reach_the_status() -> None:
     assert status.last_step_time == stamp(60)
 
 
+def test_the_steps_wanted_are_those_that_the_attempt_was_started_with() -> None:
+    edited = spec(algorithm__grpo__steps=900)
+    before = world(job=job(running(totalSteps=900), edited), clusters=(cluster(provisioned=None),), pods=())
+    assert apply(decide(before), before).total_steps == 500
+
+
 def test_a_training_job_says_so() -> None:
     _, conditions = outcome(training())
     assert conditions["ClusterReady"][:2] == ("True", "AllPodsReady")
