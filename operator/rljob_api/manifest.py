@@ -51,8 +51,8 @@ def _check_length(spec: RLJobSpec) -> list[Finding]:
     if length <= MAX_LENGTH:
         return []
     problem = (
-        f"has {length} bytes as JSON with all defaults, more than the {MAX_LENGTH} that an environment variable of its pods can "
-        "carry; long texts in trainer.template or agent.command would do as files of a ConfigMap volume or of the image"
+        f"has {length} bytes as JSON with all defaults, more than the {MAX_LENGTH} that an environment variable of its pods "
+        "can carry; long texts in trainer.template or agent.command would do as files of a ConfigMap volume or of the image"
     )
     return [Finding("schema", "SpecUnreadable", "error", "spec", problem)]
 
