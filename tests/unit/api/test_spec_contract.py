@@ -13,7 +13,8 @@ import yaml
 
 from rljob_api.crd import PRINTER_COLUMNS, custom_resource_definition, model_schema
 from rljob_api.generate import files
-from rljob_api.reasons import REASONS
+from rljob_api.reasons import INVALID, REASONS
+from rljob_api.rules import ACCESS_RULE, NAME_RULE, RULES
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobStatus
 from rljob_api.supported import HONOURED, PARTLY
@@ -101,6 +102,11 @@ def test_printer_columns_are_the_promised_ones() -> None:
 @pytest.mark.parametrize("name", files())
 def test_generated_files_are_as_the_contract_gives_them(name: str) -> None:
     assert (ROOT / name).read_text() == files()[name]
+
+
+def test_every_rule_that_refuses_a_job_has_a_reason_that_conditions_can_tell() -> None:
+    refusing = {rule.reason for rule in (*RULES, NAME_RULE, ACCESS_RULE) if rule.severity == "error"}
+    assert refusing <= INVALID.keys(), refusing - INVALID.keys()
 
 
 def test_reasons_are_stable_camel_case_words_with_a_meaning() -> None:
