@@ -95,9 +95,9 @@ def _describe_driver(world: World, draft: Draft) -> None:
         case Driver():
             draft.set(reasons.DRIVER_SUBMITTED, submission=submission)
         case Unreachable(detail):
-            draft.set(reasons.DRIVER_UNREACHABLE, detail=detail)
+            draft.set(reasons.DRIVER_UNREACHABLE, detail=f"Ray's dashboard does not answer as it should: {detail}")
         case DriverUnknown() if world.submit_error:
-            draft.set(reasons.DRIVER_UNREACHABLE, detail=world.submit_error)
+            draft.set(reasons.DRIVER_UNREACHABLE, detail=f"{world.submit_error}; it is submitted again")
         case DriverUnknown() | None:
             draft.set(reasons.DRIVER_NOT_SUBMITTED)
 
