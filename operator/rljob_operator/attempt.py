@@ -109,7 +109,7 @@ def _describe_progress(world: World, draft: Draft, cluster: Cluster) -> None:
         draft.set(reasons.STATE_RUNNING, step=step_reached(world), total=world.job.status.total_steps)
         return
     if cluster.provisioned is None:
-        draft.set(reasons.STATE_PROVISIONING)
+        draft.set(reasons.STATE_PROVISIONING, detail=pods_detail(world, cluster))
     elif report is None or steps_of_attempt(report) <= 0:
         draft.set(reasons.STATE_STARTING)
     else:
