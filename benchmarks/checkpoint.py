@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -96,6 +95,7 @@ def measure(size: str, repeats: int) -> dict[str, Any]:
     from rljob_api.layout import Layout
     from rljob_api.spec import Shape
     from rljob_workload.algorithm.grpo import LossSettings
+    from rljob_workload.megatron import meeting
     from rljob_workload.megatron.policy import Policy, init_process_groups, quiet_megatron
     from rljob_workload.megatron.settings import ModelSettings
     from rljob_workload.megatron.shim import optimizer as fixes
@@ -117,10 +117,7 @@ def measure(size: str, repeats: int) -> dict[str, Any]:
         micro_batch_size=1,
         loss=LossSettings(0.2, 0.28, 0.0, 1.0),
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    init_process_groups(settings, rank=0, world=1, address=address, timeout=60)
+    init_process_groups(settings, rank=0, world=1, store=meeting.alone(), timeout=60)
     policy = Policy(settings)
     fixes.prepare_for_load(policy.optimizer)  # Adam's moments, which come into being at the first step
     directory = Path(tempfile.mkdtemp(prefix="rljob-bench-checkpoint-", dir=os.environ.get("TMPDIR")))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import resource
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from rljob_workload.algorithm.batch import Answer, Request, TrainBatch, TrainSta
 from rljob_workload.core.rollouts import StepInfo
 from rljob_workload.data.builtin import load_builtin
 from rljob_workload.environments import load_environment
-from rljob_workload.megatron import device
+from rljob_workload.megatron import device, meeting
 from rljob_workload.megatron.engine import ResidentEngine
 from rljob_workload.megatron.policy import Policy, init_process_groups, quiet_megatron
 from rljob_workload.megatron.settings import engine_settings, model_settings
@@ -178,10 +177,7 @@ class Loop:
 def one_rank(spec: RLJobSpec) -> None:
     """Make this process a world of one rank."""
     quiet_megatron()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    init_process_groups(model_settings(spec), rank=0, world=1, address=address, timeout=60)
+    init_process_groups(model_settings(spec), rank=0, world=1, store=meeting.alone(), timeout=60)
 
 
 def share_in_prompt(prompt: tuple[int, ...], answer: tuple[int, ...]) -> float:

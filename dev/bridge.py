@@ -13,9 +13,7 @@ import importlib.abc
 import importlib.util
 import json
 import logging
-import os
 import shutil
-import socket
 import sys
 import tempfile
 import types
@@ -34,7 +32,7 @@ from rljob_workload.huggingface.architecture import Architecture
 from rljob_workload.huggingface.names import table
 from rljob_workload.huggingface.pretrained import CONFIG, architecture_of, find_weights
 from rljob_workload.huggingface.weights import PretrainedWeights
-from rljob_workload.megatron import device
+from rljob_workload.megatron import device, meeting
 
 #: Classes of Megatron's dual mode that megatron-bridge 0.6.2 does not know. A shared expert's fc1 is of the first.
 UNKNOWN_TO_BRIDGE = {"InferenceColumnParallelLinear": "column", "InferenceLinear": "replicated"}
@@ -81,10 +79,7 @@ def start() -> None:
     sys.meta_path.insert(0, _LentEngine())
     from megatron.core import parallel_state, tensor_parallel
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
-    dist.init_process_group(device.backend(), rank=0, world_size=1)
+    dist.init_process_group(device.backend(), store=meeting.alone(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     tensor_parallel.model_parallel_cuda_manual_seed(1, force_reset_rng=True)
     from megatron.bridge.models.conversion.param_mapping import AutoMapping

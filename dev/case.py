@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import threading
 import time
@@ -187,6 +188,13 @@ class Case:
     def delete_pod(self, role: str) -> None:
         """As a person or a drained node would, without a grace period."""
         self.kubectl("delete", "pod", self.pod(role), "--grace-period=0", "--force", "--wait=false")
+
+    def evict(self, role: str) -> None:
+        """As `kubectl drain` does: the pod has its grace period, and its DisruptionTarget condition says why it goes."""
+        namespace, name = self.kubectl.namespace, self.pod(role)
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace}}
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
+        self.kubectl("create", "--raw", path, "-f", "-", given=json.dumps(eviction))
 
     def signal(self, role: str, words: str, number: int) -> int:
         """Send a signal to the processes of a pod whose command line has these words; returns how many there were."""

@@ -146,12 +146,18 @@ class _Life:
                     yield _VERDICTS[verdict](ordinal)
             case {"failed": ordinal}:
                 yield told.Failed(ordinal)
+            case {"withdrawn": ordinal}:
+                yield told.Withdrawn(ordinal)
             case {"evicted": ordinal}:
                 yield told.Evicted(ordinal)
             case {"skipped": ordinal, "cause": cause}:
                 yield told.Skipped(ordinal, cause)
             case {"snapshot": _}:
                 yield told.Saved(checkpoint_number(self._step, self._token))
+            case {"life": _} | {"restored": _} | {"committed": _}:
+                pass  # told by `tell` itself
+            case _:
+                raise HarnessError(f"{JOURNAL}: {event} is no event that the auditor knows")
 
 
 def checkpoint_number(step: int, token: int) -> int:

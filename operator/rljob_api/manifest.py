@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from .supported import check_supported
 MAX_DEPTH = 100
 """Of nested blocks in a spec; a pod template has about twenty."""
 MAX_SCHEMA_FINDINGS = 50
+MAX_LENGTH = 100_000
+"""Bytes of a spec: Linux takes 131,072 for one environment variable (MAX_ARG_STRLEN), and an object 262,144 of annotations."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,18 @@ def judge(name: str, spec: Any, old: Mapping[str, Any] | None = None) -> Verdict
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False)[:MAX_SCHEMA_FINDINGS]
         return Verdict(None, findings + [_schema_finding(detail) for detail in details])
-    return Verdict(parsed, findings + check_spec(parsed, old) + check_supported(parsed))
+    return Verdict(parsed, findings + _check_length(parsed) + check_spec(parsed, old) + check_supported(parsed))
+
+
+def _check_length(spec: RLJobSpec) -> list[Finding]:
+    length = len(json.dumps(spec.to_wire()))
+    if length <= MAX_LENGTH:
+        return []
+    problem = (
+        f"has {length} bytes as JSON with all defaults, more than the {MAX_LENGTH} that an environment variable of its pods "
+        "can carry; long texts in trainer.template or agent.command would do as files of a ConfigMap volume or of the image"
+    )
+    return [Finding("schema", "SpecUnreadable", "error", "spec", problem)]
 
 
 def wire_form(spec: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Condition types and their reasons, with the words for people. Reasons are stable: scripts match on them.
+"""Condition types and their reasons, with the words for people, and the events. Reasons are stable: scripts match on them.
 
 `docs/conditions.md` is generated from this module.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 
 class ConditionType(StrEnum):
@@ -75,6 +76,7 @@ INVALID = {
         ("SequenceLengthInvalid", "Answers leave no room for prompts."),
         ("EngineSlotsInvalid", "The engine's slots can't be shared out over tensor-parallel ranks."),
         ("InFlightCapZero", "No prompt could be in flight."),
+        ("ServerInvalid", "An agent without the HTTP server, or ports that are taken or leave none for a replica."),
         ("DeadlinesInvalid", "A deadline is over before something that it waits for may be."),
         ("AgentCommandInvalid", "The agent's command names no program, or has a null byte."),
         ("NumberInvalid", "A number cannot be computed with, or has no meaning where it stands."),
@@ -134,22 +136,32 @@ CLUSTER_REJECTED = _reason(
 HEAD_LOST = _reason(_C, "False", "HeadLost", "{detail}", "The head ended; the attempt is over.")
 WORKER_LOST = _reason(_C, "False", "WorkerLost", "{detail}", "A worker ended; the attempt is over.")
 CLUSTER_KEPT = _reason(
-    _C, "True", "KeptAfterFinish", "kept until {until} (ttlSecondsAfterFinished)", "The job ended; its cluster is kept."
+    _C,
+    "False",
+    "KeptAfterFinish",
+    "the job has ended; its head is kept until {until} (ttlSecondsAfterFinished)",
+    "The job ended: workers go at once, the head stays a while, for its logs and dashboard.",
 )
 CLUSTER_DELETED = _reason(_C, "False", "Deleted", "RayCluster {cluster} is deleted", "The attempt's cluster is gone.")
 
 _D = ConditionType.DRIVER_RUNNING
-DRIVER_NOT_SUBMITTED = _reason(_D, "False", "NotSubmitted", "waiting for the cluster", "The driver was not submitted yet.")
+DRIVER_NOT_SUBMITTED = _reason(
+    _D,
+    "False",
+    "NotSubmitted",
+    "no driver is submitted; one is when all pods of an attempt are ready",
+    "No attempt has a driver, or none any more.",
+)
 DRIVER_SUBMITTED = _reason(_D, "Unknown", "Submitted", "submitted as {submission}; not running yet", "Ray has the driver.")
 DRIVER_RUNNING = _reason(_D, "True", "Running", "{submission} is running", "Ray says that the driver runs.")
 DRIVER_UNREACHABLE = _reason(
     _D,
     "Unknown",
     "Unreachable",
-    "Ray's dashboard does not answer: {detail}",
-    "Not a failure by itself; the stall deadline bounds it.",
+    "{detail}",
+    "Ray does not answer as it should, or has not taken the driver; not a failure by itself, the deadlines bound it.",
 )
-DRIVER_EXITED = _reason(_D, "False", "Exited", "{submission} ended with exit code {code}", "The driver ended.")
+DRIVER_EXITED = _reason(_D, "False", "Exited", "{submission} ended{how}", "The driver ended, by itself or with its pods.")
 
 _P = ConditionType.PROGRESSING
 NOT_STARTED = _reason(_P, "False", "NotStarted", "the driver is not running", "Nothing can progress yet.")
@@ -239,7 +251,7 @@ WAITING_FOR_PODS = _reason(
     _R,
     "True",
     "WaitingForPodsToExit",
-    "waiting for pods of attempt {attempt} to end: {pods}",
+    "waiting for pods of {attempt} to end: {pods}",
     "Attempts never overlap.",
 )
 BACKING_OFF = _reason(_R, "True", "BackingOff", "attempt {attempt} starts at {time}", "Waiting between attempts.")
@@ -258,7 +270,7 @@ STATE_BLOCKED = _reason(
     "What is on the checkpoint volume does not go with the spec; see CheckpointAvailable.",
 )
 STATE_SUSPENDED = _reason(_T, "Unknown", "Suspended", "{detail}", "spec.suspend is true.")
-STATE_PROVISIONING = _reason(_T, "Unknown", "Provisioning", "waiting for pods", "The cluster is being made.")
+STATE_PROVISIONING = _reason(_T, "Unknown", "Provisioning", "waiting for pods{detail}", "The cluster is being made.")
 STATE_STARTING = _reason(_T, "Unknown", "Starting", "the driver is starting", "Pods are ready, no step yet.")
 STATE_RUNNING = _reason(_T, "Unknown", "Running", "step {step} of {total}", "Training.")
 STATE_RESTARTING = _reason(_T, "Unknown", "Restarting", "{detail}", "Between two attempts.")
@@ -284,7 +296,7 @@ FAILURES = {
         ("Drained", "A pod was evicted: a drain, or a taint of its node."),
         ("Evicted", "A pod was ended by its node (shutting down, short of something), or its node is gone."),
         ("PreflightFailed", "The preflight's pod ended without a report."),
-        ("ClusterRejected", "KubeRay or the API server refuses the RayCluster."),
+        ("ClusterRejected", "KubeRay or the API server refuses the RayCluster, or the preflight's pod, for good."),
         ("ProvisioningDeadlineExceeded", "Pods were not ready within deadlines.provisioningSeconds."),
         ("FirstStepDeadlineExceeded", "No step within deadlines.firstStepSeconds."),
         ("StallDeadlineExceeded", "No step within deadlines.stallSeconds."),
@@ -292,3 +304,56 @@ FAILURES = {
         ("DriverLost", "Ray no longer knows the driver."),
     )
 }
+
+
+# ---- Events ----
+
+EventType = Literal["Normal", "Warning"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happens once, where a condition tells what is; a condition whose turn is an event of itself lends it its reason."""
+
+    name: str
+    type: EventType
+    meaning: str
+
+
+EVENTS: dict[str, Event] = {}
+
+
+def _event(type_: EventType, name: str, meaning: str) -> Event:
+    if name in EVENTS:
+        raise ValueError(f"event {name} is declared twice")
+    EVENTS[name] = Event(name, type_, meaning)
+    return EVENTS[name]
+
+
+ATTEMPT_STARTED = _event("Normal", "AttemptStarted", "An attempt was counted; what it needs is made next.")
+STARTS_FROM_SCRATCH = _event("Normal", "StartsFromScratch", "The preflight found nothing to go on from.")
+RESUMES = _event("Normal", "Resumes", "The preflight chose the checkpoint that the attempt goes on from.")
+CHECKPOINT_PASSED_OVER = _event("Warning", "CheckpointPassedOver", "It passed over newer ones; the message says why.")
+CHECKPOINT_WITHOUT_LEDGER = _event(
+    "Warning",
+    "CheckpointWithoutLedger",
+    "The checkpoint was written without a prompt ledger; the message says what is at risk.",
+)
+SUBMITTED = _event("Normal", "DriverSubmitted", "Ray has taken the driver.")
+ATTEMPT_FAILED = _event(
+    "Warning", "AttemptFailed", "An attempt failed, and another follows; the message begins with the reason."
+)
+ATTEMPT_RENEWED = _event(
+    "Normal", "AttemptRenewed", "The spec was edited before the attempt's pods were ready: the next attempt takes the edit."
+)
+BUDGET_EXCEEDED = _event("Warning", "PromptsSkipped", "More prompts were skipped than prompts.maxSkipped.")
+SUSPENSION_BEGINS = _event("Normal", "Suspending", "spec.suspend became true: a save is asked for, then the pods end.")
+IS_SUSPENDED = _event("Normal", "Suspended", "Nothing runs any more.")
+RESUMED = _event("Normal", "Resumed", "spec.suspend became false: the next attempt may start.")
+
+
+def event_of(what: Event | Reason) -> tuple[EventType, str]:
+    """Type and reason of an event. A condition's reason is a warning, but for the job's success."""
+    if isinstance(what, Event):
+        return what.type, what.name
+    return ("Normal" if what.condition is ConditionType.SUCCEEDED and what.status == "True" else "Warning"), what.name

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from .base import ApiModel, Count, Decimal
 from .progress import CheckpointInfo, InFlightPrompts, PromptCounts, Resume, RolledBack
 from .spec import Volume
 
-Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
+
+def _a_time(text: str) -> str:
+    # The API server takes more for a date-time than there are moments: a year 0, an offset of 99 hours.
+    if datetime.datetime.fromisoformat(text.upper()).tzinfo is None:
+        raise ValueError("has no time zone")
+    return text
+
+
+Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"}), AfterValidator(_a_time)]
 
 
 class Condition(ApiModel):

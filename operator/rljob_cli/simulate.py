@@ -14,6 +14,11 @@ _NUMBERS: tuple[tuple[str, type, str], ...] = (
     ("prompts", int, "prompts to train; filtered and skipped ones come on top (default 2000)"),
     ("crashes", int, "crashes, each between two operations (default 5)"),
     ("failure-rate", float, "share of tries that fail (default 0.02)"),
+    (
+        "withdrawal-rate",
+        float,
+        "share of tries that are withdrawn by no fault of the prompt, each with half of all others under way (default 0.005)",
+    ),
     ("rows", int, "rows of the data set (default: two fifths of the prompts, so that epochs end within the run)"),
     ("prompts-per-step", int, "P (default 32)"),
     ("group-size", int, "G (default 2)"),

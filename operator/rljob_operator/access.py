@@ -15,6 +15,7 @@ from typing import Any
 
 from rljob_api import names
 
+from .render import owner
 from .world import Job
 
 LEAST_KEY_BYTES = 32
@@ -102,14 +103,5 @@ def _metadata(job: Job, name: str) -> dict[str, Any]:
         "name": name,
         "namespace": job.namespace,
         "labels": {names.LABEL_JOB: job.name, names.LABEL_UID: job.uid, names.LABEL_MANAGED_BY: names.MANAGED_BY},
-        "ownerReferences": [
-            {
-                "apiVersion": names.API_VERSION,
-                "kind": names.KIND,
-                "name": job.name,
-                "uid": job.uid,
-                "controller": True,
-                "blockOwnerDeletion": True,
-            }
-        ],
+        "ownerReferences": [owner(job)],
     }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rljob_api import names
 
@@ -18,6 +20,7 @@ from .plan import (
     CreatePreflight,
     DeleteCluster,
     DeletePod,
+    DropSecret,
     EventNote,
     PersistAttempt,
     Plan,
@@ -53,12 +56,15 @@ class Actor:
         self._store = store
         self._access = access
 
-    async def act(self, world: World, plan: Plan, outcome: Outcome) -> float | None:
-        """Carry the plan out. Returns the seconds to the next pass when the plan's own answer no longer holds."""
+    async def act(self, world: World, plan: Plan, outcome: Outcome, *, newest: bool = False) -> float | None:
+        """Carry the plan out. Returns the seconds to the next pass when the plan's own answer no longer holds.
+
+        `newest` says that the job is what this pass has itself just written.
+        """
         job = world.job
         spends = any(isinstance(action, _STARTS_SOMETHING) for action in plan.actions)
         # A status write is bound to the version that was decided upon: the server itself says then whether that is the newest.
-        if spends and plan.status_patch is None and not await self._is_current(job):
+        if spends and plan.status_patch is None and not newest and not await self._is_current(job):
             return 0.0
         if plan.status_patch is not None and not await self._write_status(job, plan):
             return 0.0
@@ -79,6 +85,8 @@ class Actor:
         if obj is None:
             self._store.jobs.drop(job.key)
             return False
+        if int(obj["metadata"]["resourceVersion"]) < int(job.resource_version):
+            self._store.jobs.drop(job.key)  # the API server's own past was restored from a backup
         self._store.take("rljobs", obj)
         return bool(obj["metadata"]["resourceVersion"] == job.resource_version)
 
@@ -116,6 +124,8 @@ class Actor:
             case ReleaseWorkers(name, uid):
                 await self._kube.release_workers(job.namespace, name, uid)
                 log.info("%s/%s: RayCluster %s keeps its head only", *job.key, name)
+            case DropSecret(cluster):
+                await self._drop_secret(job, cluster)
             case DeleteCluster(name, uid):
                 # The token first: what a killed operator leaves behind is then a cluster, which the next pass sees.
                 await self._drop_secret(job, name)
@@ -148,7 +158,15 @@ class Actor:
         except AlreadyExistsError:
             # Of a pass that was cut off, perhaps of an operator with another key. It can't be read, so it is made anew.
             await self._drop_secret(job, job.cluster_name)
+            await self._create_secret_again(secret)
+
+    async def _create_secret_again(self, secret: Mapping[str, Any]) -> None:
+        name = secret["metadata"]["name"]
+        try:
             await self._kube.create_secret(secret)
+        except AlreadyExistsError as error:  # to be told from the cluster's own
+            detail = f"Secret {name} was deleted to be made anew, and something holds it (a finalizer?)"
+            raise ApiError(error.status, "Conflict", detail, error.request) from error
 
     async def _drop_secret(self, job: Job, cluster: str) -> None:
         await self._kube.delete_secret(job.namespace, names.access_secret(cluster, job.uid))

@@ -108,8 +108,8 @@ class KubeApi(Protocol):
     async def kuberay_present(self) -> bool:
         """Whether the API server knows RayClusters."""
 
-    async def events_of(self, namespace: str, name: str, kind: str) -> Sequence[Object]:
-        """Events about one object."""
+    async def events_of(self, namespace: str, kind: str, uid: str) -> Sequence[Object]:
+        """Events about one object; not about earlier ones of its name."""
 
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """Create an event."""

@@ -3,57 +3,17 @@
 from __future__ import annotations
 
 from rljob_api import names, reasons
-from rljob_api.findings import Finding
-from rljob_api.manifest import Verdict
-from rljob_api.spec import Deadlines, RLJobSpec, Volume
+from rljob_api.spec import Deadlines, RLJobSpec
 
 from .classify import Failure
 from .deadlines import active_left, pods_detail, provisioning_overdue
 from .draft import Draft
-from .failure import describe_code, find_failure
+from .failure import describe_end
 from .plan import SubmitDriver
-from .render import TemplateError, driver_environment
+from .render import driver_environment
 from .report import last_step, step_reached, steps_of_attempt, take_report
 from .times import format_time, parse_time
 from .world import Cluster, Driver, DriverUnknown, Unreachable, World
-
-__all__ = [
-    "Failure",
-    "describe",
-    "find_failure",
-    "has_succeeded",
-    "observe",
-    "submission",
-    "template_refused",
-    "volume_changed",
-    "without_cluster",
-]
-
-
-def template_refused(verdict: Verdict, error: TemplateError) -> Verdict:
-    """The verdict with a finding for a pod template that has no pod template's shape."""
-    path, _, message = str(error).partition(": ")
-    return Verdict(verdict.spec, [*verdict.findings, Finding("template", "SpecUnreadable", "error", path, message)])
-
-
-def volume_changed(used: Volume | None, spec: RLJobSpec) -> list[Finding]:
-    """A finding for each part of the volume that differs from where earlier attempts wrote: the run would start over there."""
-    wanted = spec.checkpoint.volume
-    parts = (
-        () if used is None else (("claimName", used.claim_name, wanted.claim_name), ("subPath", used.sub_path, wanted.sub_path))
-    )
-    return [
-        Finding(
-            "volume-fixed",
-            "VolumeChanged",
-            "error",
-            f"spec.checkpoint.volume.{name}",
-            f"is {new!r}, but this job's attempts write to {old!r} and resume from there; change it back to {old!r}, "
-            "or create a new RLJob",
-        )
-        for name, old, new in parts
-        if new != old
-    ]
 
 
 def without_cluster(world: World, draft: Draft, deadlines: Deadlines) -> Failure | None:
@@ -68,8 +28,10 @@ def without_cluster(world: World, draft: Draft, deadlines: Deadlines) -> Failure
     if (refusal := world.refused) is not None:
         what = refusal.what or f"RayCluster {name}"
         draft.set(reasons.CLUSTER_REJECTED, what=what, detail=refusal.detail)
-        if refusal.final or provisioning_overdue(world, deadlines, "") is not None:
+        if refusal.final:
             return Failure("ClusterRejected", f"{what} is refused: {refusal.detail}", final=True)
+        # A quota, for example: it may have room later.
+        return provisioning_overdue(world, deadlines, f"; {what} is refused: {refusal.detail}")
     return None
 
 
@@ -118,7 +80,7 @@ def describe(world: World, draft: Draft, cluster: Cluster, stalled: Failure | No
     _describe_progress(world, draft, cluster)
     if stalled is not None:
         if draft.reason_of(reasons.STALLED.condition) != reasons.STALLED.name:
-            draft.event("Warning", reasons.STALLED.name, stalled.detail)
+            draft.event(reasons.STALLED, stalled.detail)
         draft.set(reasons.STALLED, detail=stalled.detail)
 
 
@@ -128,14 +90,14 @@ def _describe_driver(world: World, draft: Draft) -> None:
         case Driver(status="RUNNING"):
             draft.set(reasons.DRIVER_RUNNING, submission=submission)
         case Driver(ended=True, exit_code=code):
-            said = 0 if world.driver.status == "SUCCEEDED" else "unknown" if code is None else describe_code(code)
-            draft.set(reasons.DRIVER_EXITED, submission=submission, code=said)
+            how = describe_end(0 if world.driver.status == "SUCCEEDED" else code)
+            draft.set(reasons.DRIVER_EXITED, submission=submission, how=how)
         case Driver():
             draft.set(reasons.DRIVER_SUBMITTED, submission=submission)
         case Unreachable(detail):
-            draft.set(reasons.DRIVER_UNREACHABLE, detail=detail)
+            draft.set(reasons.DRIVER_UNREACHABLE, detail=f"Ray's dashboard does not answer as it should: {detail}")
         case DriverUnknown() if world.submit_error:
-            draft.set(reasons.DRIVER_UNREACHABLE, detail=world.submit_error)
+            draft.set(reasons.DRIVER_UNREACHABLE, detail=f"{world.submit_error}; it is submitted again")
         case DriverUnknown() | None:
             draft.set(reasons.DRIVER_NOT_SUBMITTED)
 
@@ -147,7 +109,7 @@ def _describe_progress(world: World, draft: Draft, cluster: Cluster) -> None:
         draft.set(reasons.STATE_RUNNING, step=step_reached(world), total=world.job.status.total_steps)
         return
     if cluster.provisioned is None:
-        draft.set(reasons.STATE_PROVISIONING)
+        draft.set(reasons.STATE_PROVISIONING, detail=pods_detail(world, cluster))
     elif report is None or steps_of_attempt(report) <= 0:
         draft.set(reasons.STATE_STARTING)
     else:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from rljob_api import names, reasons
 from rljob_api.spec import RLJobSpec
 
-from . import ending, suspension
+from . import ending, preflight, suspension
 from .classify import Failure
 from .deadlines import active_overdue
 from .draft import Draft
 from .plan import Action, DeleteCluster, DeletePod, PersistAttempt
 from .terms import WAIT_SECONDS, Step, Terms
 from .times import format_time
-from .world import World
+from .world import Cluster, Pod, World
 
 
 def decide_between(world: World, draft: Draft, spec: RLJobSpec | None) -> Step | Failure:
     """The next step, or the failure that ends the job."""
-    leftovers, left = _leftovers(world), _left(world)
+    leftovers, left = _leftovers(world), world.remains
     if world.job.wants_suspension:
         return suspension.rest(world, draft, left, leftovers)
     suspension.lift(world, draft)
@@ -34,28 +34,51 @@ def decide_between(world: World, draft: Draft, spec: RLJobSpec | None) -> Step |
     if detail := _missing(world, draft, spec):
         draft.set(reasons.STATE_PENDING, detail=detail)
         return Step(leftovers, WAIT_SECONDS)
-    return _start(world, draft)
+    return _start(world, draft, spec)
 
 
-def _leftovers(world: World) -> tuple[Action, ...]:
-    ours = world.job.uid
-    clusters = [DeleteCluster(one.name, one.uid) for one in world.clusters if one.owner_uid == ours and not one.deleting]
-    pods = [DeletePod(one.name, one.uid) for one in world.pods if one.preflight and one.job_uid == ours and not one.deleting]
-    return (*clusters, *pods)
+def _leftovers(world: World, but: str = "") -> tuple[Action, ...]:
+    """What ends the rest of earlier attempts. Pods of a RayCluster go with it; those that lost theirs would stay for ever."""
+    clusters = [DeleteCluster(one.name, one.uid) for one in stray_clusters(world, but) if not one.deleting]
+    there = {one.name for one in world.clusters}
+    pods = [one for one in _stray_pods(world, but) if not one.deleting and (one.preflight or one.cluster not in there)]
+    return (*clusters, *(DeletePod(one.name, one.uid) for one in pods))
 
 
-def _left(world: World) -> str:
-    """What still exists of earlier attempts."""
-    left = sorted(pod.name for pod in world.pods if pod.job_uid == world.job.uid)
-    left += sorted(f"RayCluster {one.name}" for one in world.clusters if one.owner_uid == world.job.uid)
-    return ", ".join(left)
+def stray_clusters(world: World, but: str) -> list[Cluster]:
+    """RayClusters of the job's attempts, but one."""
+    return [one for one in world.clusters if one.owner_uid == world.job.uid and one.name != but]
+
+
+def _stray_pods(world: World, but: str) -> list[Pod]:
+    mine = [] if not but else [names.preflight_pod(world.job.name, world.job.status.attempt)]
+    ours = (one for one in world.pods if one.job_uid == world.job.uid)
+    return [one for one in ours if (one.name not in mine if one.preflight else not but or one.cluster != but)]
+
+
+def earlier_attempt(world: World, draft: Draft) -> tuple[str, tuple[Action, ...]]:
+    """What of an earlier attempt is there although this one is counted, and what ends it; empty as a rule.
+
+    KubeRay may make one more pod of a RayCluster that is gone, and a halted process that wakes up, or somebody's hand in the
+    status, may bring back more.
+    """
+    mine = world.job.cluster_name
+    left = ", ".join(
+        [
+            *sorted(pod.name for pod in _stray_pods(world, mine)),
+            *sorted(f"RayCluster {one.name}" for one in stray_clusters(world, mine)),
+        ]
+    )
+    if left:
+        draft.set(reasons.WAITING_FOR_PODS, attempt="an earlier attempt", pods=left)
+    return left, _leftovers(world, mine)
 
 
 def _previous_attempt(world: World, draft: Draft, left: str, terms: Terms) -> float | None:
     """Seconds to wait for the previous attempt's pods or for the backoff; None when the next one may start."""
     status = world.job.status
     if left:
-        draft.set(reasons.WAITING_FOR_PODS, attempt=status.attempt, pods=left)
+        draft.set(reasons.WAITING_FOR_PODS, attempt=f"attempt {status.attempt}", pods=left)
         draft.set(reasons.STATE_RESTARTING, detail=f"waiting for attempt {status.attempt} to end")
         return WAIT_SECONDS
     due = ending.next_start(status, terms.failure_policy, world.now)
@@ -93,7 +116,7 @@ def volume_missing(world: World, draft: Draft, spec: RLJobSpec) -> str:
     return ""
 
 
-def _start(world: World, draft: Draft) -> Step:
+def _start(world: World, draft: Draft, spec: RLJobSpec) -> Step:
     number, now = world.job.status.attempt + 1, format_time(world.now)
     draft.update(
         attempt=number,
@@ -103,9 +126,11 @@ def _start(world: World, draft: Draft) -> Step:
         ray_cluster_name=None,
         resume=None,
     )
+    if not preflight.looks(world):  # the cluster comes next: one write for both
+        draft.update(checkpoint_volume=spec.checkpoint.volume)
     for reason in (reasons.CLUSTER_NOT_CREATED, reasons.DRIVER_NOT_SUBMITTED, reasons.NOT_STARTED, reasons.NOT_RESTARTING):
         draft.set(reason)
-    draft.set(reasons.STATE_PROVISIONING)
+    draft.set(reasons.STATE_PROVISIONING, detail="")
     cluster = names.cluster_name(world.job.name, number)
-    draft.event("Normal", "AttemptStarted", f"attempt {number} started: RayCluster {cluster}")
+    draft.event(reasons.ATTEMPT_STARTED, f"attempt {number} started: RayCluster {cluster}")
     return Step((PersistAttempt(number),), 0.0)

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import datetime
 
-from rljob_api.progress import ProgressReport
 from rljob_api.spec import Deadlines
 from rljob_api.status import RLJobStatus
 
 from .classify import Failure
-from .report import last_step, steps_of_attempt
+from .report import last_step
 from .times import parse_time
 from .world import Cluster, World
+
+_SILENT_SECONDS = 30.0
+"""After so long without a report its age is told: what it says of the driver may be over."""
 
 
 def overdue(world: World, cluster: Cluster, deadlines: Deadlines) -> Failure | None:
@@ -22,16 +24,16 @@ def overdue(world: World, cluster: Cluster, deadlines: Deadlines) -> Failure | N
     if cluster.provisioned is None:
         return provisioning_overdue(world, deadlines, pods_detail(world, cluster))
     step = last_step(world)
-    if step is None and steps_of_attempt(world.report) <= 0:
+    if step is None:
         waited = _waited(world, cluster.provisioned)
         if waited > deadlines.first_step_seconds:
             allowed = f"(firstStepSeconds {deadlines.first_step_seconds})"
-            detail = f"no step {waited:.0f} s after all pods were ready {allowed}; {stall_words(world.report)}"
+            detail = f"no step {waited:.0f} s after all pods were ready {allowed}; {stall_words(world)}"
             return Failure("FirstStepDeadlineExceeded", detail)
-    elif step is not None:
+    else:
         waited = _waited(world, step)
         if waited > deadlines.stall_seconds:
-            detail = f"no step for {waited:.0f} s (stallSeconds {deadlines.stall_seconds}); {stall_words(world.report)}"
+            detail = f"no step for {waited:.0f} s (stallSeconds {deadlines.stall_seconds}); {stall_words(world)}"
             return Failure("StallDeadlineExceeded", detail)
     return None
 
@@ -45,11 +47,14 @@ def _waited(world: World, since: datetime.datetime) -> float:
     return (world.now - (since if told else max(since, watched))).total_seconds()
 
 
-def stall_words(report: ProgressReport | None) -> str:
-    """Where the driver stands, and what it waits for, as its last report told."""
+def stall_words(world: World) -> str:
+    """Where the driver stands, and what it waits for, as its last report told; how old that is, where it reports no more."""
+    report, heard = world.report, world.heard
     if report is None:
         return "the driver never reported"
-    parts = [f"last known phase {report.phase}"]
+    silent = 0.0 if heard is None else (world.now - heard).total_seconds()
+    ago = f", as reported {silent:.0f} s ago; no report since" if silent > _SILENT_SECONDS else ""
+    parts = [f"last known phase {report.phase}{ago}"]
     if report.oldest:
         oldest = report.oldest[0]
         tried = f", {oldest.attempt} tries failed before" if oldest.attempt else ""
@@ -58,8 +63,9 @@ def stall_words(report: ProgressReport | None) -> str:
             f"({oldest.tokens} tokens, {oldest.answers} answers complete{tried})"
         )
     if report.handover is not None:
-        absent = ", ".join(map(str, report.handover.absent_ranks))
-        whom = f", rank {absent} did not arrive" if absent else ""
+        absent = report.handover.absent_ranks
+        ranks = f"{'rank' if len(absent) == 1 else 'ranks'} {', '.join(map(str, absent))}"
+        whom = f", {ranks} did not arrive" if absent else ""
         parts.append(f"hand-over in {report.handover.phase} for {report.handover.seconds:.0f} s{whom}")
     if report.collector_state:
         parts.append(f"collector {report.collector_state}")
@@ -71,7 +77,8 @@ def provisioning_overdue(world: World, deadlines: Deadlines, detail: str) -> Fai
     start = world.job.status.attempt_start_time
     begun = [parse_time(start)] if start else []
     begun += [world.cluster.created] if world.cluster else []
-    begun += [world.preflight.created] if world.preflight and not world.cluster else []
+    if (pod := world.preflight) is not None and world.cluster is None:
+        begun += [pod.created, *([pod.due_gone] if pod.due_gone else [])]
     if not begun or (world.now - max(begun)).total_seconds() <= deadlines.provisioning_seconds:
         return None
     words = f"pods were not ready within {deadlines.provisioning_seconds} s (provisioningSeconds)"

@@ -6,23 +6,23 @@ Three stages, read from the status' lasting fields: between attempts, in an atte
 from __future__ import annotations
 
 import datetime
-from dataclasses import replace
 
 from rljob_api import reasons
 from rljob_api.findings import errors, render
-from rljob_api.manifest import Verdict, judge
+from rljob_api.manifest import Verdict
 from rljob_api.reasons import ConditionType
-from rljob_api.rules import check_access
 from rljob_api.spec import RLJobSpec
 
 from . import attempt, ending, preflight, suspension
-from .between import decide_between, volume_missing
+from .between import decide_between, earlier_attempt, stray_clusters, volume_missing
 from .classify import Failure
-from .deadlines import active_overdue
+from .deadlines import active_overdue, provisioning_overdue
 from .draft import Draft
-from .plan import Action, CreateCluster, DeleteCluster, DeletePod, Plan, ReleaseWorkers
-from .render import TemplateError, ray_cluster
-from .terms import PENDING_SECONDS, WAIT_SECONDS, Step, Terms
+from .failure import find_failure
+from .judging import judge_job
+from .plan import Action, CreateCluster, DeleteCluster, DeletePod, DropSecret, Plan, ReleaseWorkers
+from .render import ray_cluster
+from .terms import PENDING_SECONDS, WAIT_SECONDS, Step, Terms, waits_for_next_attempt
 from .times import format_time, parse_time
 from .world import Cluster, Stage, World
 
@@ -49,21 +49,6 @@ def decide(world: World) -> Plan:
     return Plan(step.actions, patch, tuple(draft.events), min(waits, default=None))
 
 
-def judge_job(world: World) -> Verdict:
-    """The spec's rules, its pod template's shape, the volume of earlier attempts, and whether its pods can share the claim."""
-    verdict = judge(world.job.name, world.job.spec)
-    if verdict.spec is None or errors(verdict.findings):
-        return verdict
-    try:
-        ray_cluster(world.job, verdict.spec, 1)
-    except TemplateError as error:
-        return attempt.template_refused(verdict, error)
-    findings = verdict.findings + check_access(verdict.spec, world.claim_modes)
-    if world.job.stage is not Stage.FINISHED:
-        findings = findings + attempt.volume_changed(world.used_volume, verdict.spec)
-    return replace(verdict, findings=findings)
-
-
 def defect(world: World, error: Exception) -> Plan:
     """The plan where a pass ran into an error that nobody foresaw: say so, and leave alone what runs."""
     if world.job.deleting or world.job.stage is Stage.FINISHED:
@@ -82,7 +67,7 @@ def _validated(draft: Draft, verdict: Verdict) -> None:
         return
     reason = reasons.INVALID[wrong[0].reason]
     if draft.reason_of(ConditionType.VALIDATED) != reason.name:
-        draft.event("Warning", reason.name, render(wrong))
+        draft.event(reason, render(wrong))
     draft.set(reason, findings=render(wrong))
 
 
@@ -109,11 +94,27 @@ def _in_attempt(world: World, draft: Draft, spec: RLJobSpec | None) -> Step:
         return _failed(world, draft, failure, terms)
     if cluster is None:
         return _without_cluster(world, draft, spec, terms)
+    if cluster.provisioned is None and spec and cluster.spec and waits_for_next_attempt(cluster.spec, spec):
+        return _renewed(world, draft)
     step = _with_cluster(world, draft, cluster, spec, terms)
+    stray = (DeleteCluster(one.name, one.uid) for one in stray_clusters(world, cluster.name) if not one.deleting)
+    actions: list[Action] = [*stray, *step.actions]
     done = world.preflight  # its report is on the cluster now
-    if done is None or done.deleting:
-        return step
-    return Step((DeletePod(done.name, done.uid), *step.actions), step.requeue_after)
+    if done is not None and not done.deleting:
+        actions.insert(0, DeletePod(done.name, done.uid))
+    return Step(tuple(actions), step.requeue_after)
+
+
+def _renewed(world: World, draft: Draft) -> Step:
+    """The spec was edited before there was a driver: nobody would wait out a wrong image, and nothing is lost."""
+    number = world.job.status.attempt
+    detail = f"the spec was edited before the pods of attempt {number} were ready; attempt {number + 1} begins with it"
+    draft.update(attempt_end_time=format_time(world.now))
+    draft.set(reasons.CLUSTER_DELETED, cluster=world.job.cluster_name)
+    draft.set(reasons.WAITING_FOR_PODS, attempt=f"attempt {number}", pods=world.remains)
+    draft.set(reasons.STATE_RESTARTING, detail=detail)
+    draft.event(reasons.ATTEMPT_RENEWED, detail)
+    return Step((*_clusters(world), *_preflights(world)), 0.5)
 
 
 def _without_cluster(world: World, draft: Draft, spec: RLJobSpec | None, terms: Terms) -> Step:
@@ -128,41 +129,52 @@ def _without_cluster(world: World, draft: Draft, spec: RLJobSpec | None, terms: 
         draft.set(reasons.STATE_PENDING, detail=detail)
         return Step((), WAIT_SECONDS)
     if world.stranger:
-        draft.set(reasons.STATE_PROVISIONING)
+        draft.set(reasons.STATE_PROVISIONING, detail="")
         return Step((), WAIT_SECONDS)
+    left, actions = earlier_attempt(world, draft)
+    if left:
+        draft.set(reasons.STATE_PROVISIONING, detail="")
+        late = provisioning_overdue(world, terms.deadlines, f"; waiting for {left} of an earlier attempt to be gone")
+        return _failed(world, draft, late, terms) if late else Step(actions, WAIT_SECONDS)
+    draft.set(reasons.NOT_RESTARTING)
     match preflight.judge(world, draft, spec):
         case Failure() as failure:
             return _failed(world, draft, failure, terms)
         case Step() as step:
             return step
         case preflight.Go(report):
-            draft.set(reasons.STATE_PROVISIONING)
+            draft.set(reasons.STATE_PROVISIONING, detail="")
             draft.update(checkpoint_volume=spec.checkpoint.volume)
             manifest = ray_cluster(world.job, spec, world.job.status.attempt, report)
             return Step((CreateCluster(manifest),), WAIT_SECONDS if world.refused else 1.0)
 
 
 def _with_cluster(world: World, draft: Draft, cluster: Cluster, spec: RLJobSpec | None, terms: Terms) -> Step:
-    failure = attempt.find_failure(world, cluster, terms.deadlines)
+    failure = find_failure(world, cluster, terms.deadlines)
     stalled = failure is not None and failure.reason == "StallDeadlineExceeded" and terms.deadlines.on_stall == "Warn"
     if failure is not None and not stalled:
         return _failed(world, draft, failure, terms)
     attempt.describe(world, draft, cluster, failure)
     submit = attempt.submission(world, cluster, spec)
     if submit is not None:
-        draft.event("Normal", "DriverSubmitted", f"submitted {submit.submission_id} to RayCluster {cluster.name}")
+        draft.event(reasons.SUBMITTED, f"submitted {submit.submission_id} to RayCluster {cluster.name}")
         return Step((submit,), 0.5)
     # Until all pods are there only the deadline has to be watched: pods announce themselves.
     return Step((), world.poll_seconds if cluster.provisioned else PENDING_SECONDS)
 
 
 def _failed(world: World, draft: Draft, failure: Failure, terms: Terms) -> Step:
+    secret = (DropSecret(world.job.cluster_name),) if world.has_bare_secret else ()
     if not ending.fail(world, draft, failure, terms):
-        return _let_go(world, draft, terms.ttl)
-    gone: list[Action] = []
-    if (cluster := world.cluster) is not None and not cluster.deleting:
-        gone.append(DeleteCluster(cluster.name, cluster.uid))
-    return Step((*gone, *_preflights(world)), 0.5)
+        step = _let_go(world, draft, terms.ttl)
+        return Step((*secret, *step.actions), step.requeue_after)
+    return Step((*_clusters(world), *secret, *_preflights(world)), 0.5)
+
+
+def _clusters(world: World) -> tuple[DeleteCluster, ...]:
+    """The deletion of the attempt's cluster, where there is one to delete."""
+    one = world.cluster
+    return () if one is None or one.deleting else (DeleteCluster(one.name, one.uid),)
 
 
 def _preflights(world: World) -> tuple[DeletePod, ...]:
@@ -177,7 +189,8 @@ def _finished(world: World, draft: Draft, spec: RLJobSpec | None) -> Step:
     status = world.job.status
     newest = next((one for one in world.clusters if one.name == status.ray_cluster_name), None)
     terms = Terms.of(spec or (newest.spec if newest else None))
-    finished = parse_time(status.finish_time) if status.finish_time else world.now
+    # A moment in the future was before the clock was set back.
+    finished = min(parse_time(status.finish_time), world.now) if status.finish_time else world.now
     return _let_go(world, draft, terms.ttl, finished)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from rljob_api import reasons
-from rljob_api.reasons import ConditionType, Reason
+from rljob_api.reasons import ConditionType, Event, Reason
 from rljob_api.status import Condition, RLJobStatus
 
 from .plan import EventNote
@@ -57,14 +57,15 @@ class Draft:
         """A condition's reason as it stood before this pass: for events on a change only, never for decisions."""
         return next((one.reason for one in self._world.job.status.conditions if one.type == type_), None)
 
-    def now(self, type_: ConditionType) -> tuple[str, str]:
-        """A condition's reason and message as this pass has them so far; empty where it was never set."""
+    def reason_so_far(self, type_: ConditionType) -> str:
+        """A condition's reason as this pass has it so far; empty where it was never set."""
         found = self._conditions.get(type_)
-        return ("", "") if found is None else (found.reason, found.message)
+        return "" if found is None else found.reason
 
-    def event(self, type_: Literal["Normal", "Warning"], reason: str, message: str) -> None:
-        """Add an event."""
-        self.events.append(EventNote(type_, reason, clip(message, 1024)))
+    def event(self, what: Event | Reason, message: str) -> None:
+        """Add an event: one of its own, or a condition's turn."""
+        type_, name = reasons.event_of(what)
+        self.events.append(EventNote(type_, name, clip(message, 1024)))
 
     def build(self) -> RLJobStatus:
         """The new status. Conditions that nobody ever set get their first value."""

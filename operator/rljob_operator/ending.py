@@ -13,7 +13,7 @@ from rljob_api.status import LastFailure, RLJobStatus
 
 from .classify import Decision, Failure, classify
 from .draft import LAST_FAILURE_BYTES, Draft, clip
-from .failure import describe_code
+from .failure import describe_end
 from .report import summary
 from .terms import Terms
 from .times import format_time, parse_time
@@ -28,11 +28,11 @@ def succeed(world: World, draft: Draft) -> None:
     detail = summary(report, with_reward=finished is None)
     said = finished.message if finished else "the driver ended with exit code 0"
     draft.set(reason, detail=f"{said}; {detail}")
-    draft.set(reasons.DRIVER_EXITED, submission=world.job.submission_id, code=0)
+    draft.set(reasons.DRIVER_EXITED, submission=world.job.submission_id, how=describe_end(0))
     draft.set(reasons.PROGRESS_ENDED)
     draft.set(reasons.NOT_RESTARTING)
     draft.update(finish_time=format_time(world.now), attempt_end_time=format_time(world.now))
-    draft.event("Normal", reason.name, detail)
+    draft.event(reason, detail)
 
 
 def fail(world: World, draft: Draft, failure: Failure, terms: Terms) -> bool:
@@ -55,8 +55,9 @@ def fail(world: World, draft: Draft, failure: Failure, terms: Terms) -> bool:
     if again:
         number = f"restart {since + 1} of {policy.max_restarts}" if counted else "a restart that is not counted"
         draft.set(reasons.STATE_RESTARTING, detail=detail + failure.logs)
-        draft.set(reasons.WAITING_FOR_PODS, attempt=status.attempt, pods=f"RayCluster {world.job.cluster_name}")
-        draft.event("Warning", "AttemptFailed", f"{failure.reason}: {detail}; {number} follows{by_rule}")
+        rest = world.remains or "none is known"
+        draft.set(reasons.WAITING_FOR_PODS, attempt=f"attempt {status.attempt}", pods=rest)
+        draft.event(reasons.ATTEMPT_FAILED, f"{failure.reason}: {detail}; {number} follows{by_rule}")
         return True
     draft.update(finish_time=format_time(world.now))
     draft.set(reasons.NOT_RESTARTING)
@@ -64,7 +65,7 @@ def fail(world: World, draft: Draft, failure: Failure, terms: Terms) -> bool:
         draft.set(reasons.PROGRESS_ENDED)
     why = f" (failurePolicy.maxRestarts {policy.max_restarts} allows no other attempt)" if counted else by_rule
     draft.set(reasons.FAILURES[failure.reason], attempt=status.attempt, detail=failure.detail + why + failure.logs)
-    draft.event("Warning", failure.reason, detail + why)
+    draft.event(reasons.FAILURES[failure.reason], detail + why)
     return False
 
 
@@ -100,17 +101,12 @@ def _ended_conditions(world: World, draft: Draft, failure: Failure) -> None:
         draft.set(reasons.HEAD_LOST, detail=failure.detail)
     elif failure.lost == "worker":
         draft.set(reasons.WORKER_LOST, detail=failure.detail)
-    elif failure.reason == "ClusterRejected":
-        refusal = world.refused
-        what = refusal.what if refusal and refusal.what else f"RayCluster {world.job.cluster_name}"
-        draft.set(reasons.CLUSTER_REJECTED, what=what, detail=failure.detail)
-    elif world.cluster is None:
-        draft.set(reasons.CLUSTER_NOT_CREATED)
-    else:
+    elif world.cluster is not None:
         draft.set(reasons.CLUSTER_DELETED, cluster=world.job.cluster_name)
+    elif failure.reason != "ClusterRejected":  # that condition says already what was refused
+        draft.set(reasons.CLUSTER_NOT_CREATED)
     if world.driver_seen or isinstance(world.driver, Driver):
-        code = "unknown" if failure.exit_code is None else describe_code(failure.exit_code)
-        draft.set(reasons.DRIVER_EXITED, submission=world.job.submission_id, code=code)
+        draft.set(reasons.DRIVER_EXITED, submission=world.job.submission_id, how=describe_end(failure.exit_code))
     else:
         draft.set(reasons.DRIVER_NOT_SUBMITTED)
     if failure.reason == "StallDeadlineExceeded":

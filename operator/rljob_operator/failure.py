@@ -59,7 +59,7 @@ def _pods_lost(world: World, cluster: Cluster) -> Failure | None:
         return _lost_pod(world, heads, exit_code, head=True)
     workers = [pod for pod in pods if not pod.head]
     lost = [pod for pod in workers if not _lives(pod, cluster, world.members)]
-    if lost or len(workers) < cluster.workers:
+    if len(workers) - len(lost) < cluster.wanted - 1:  # more than wanted are no loss: somebody has scaled the cluster up
         return _lost_pod(world, lost, exit_code, head=False)
     return None
 
@@ -68,6 +68,8 @@ def _lost_pod(world: World, lost: list[Pod], exit_code: int | None, *, head: boo
     """The pod that most likely ended the attempt, and why: what Kubernetes did, what the kernel did, or what is not known."""
     job = world.job
     ours = [pod for pod in (*world.departed, *lost) if pod.cluster == job.cluster_name and pod.job_uid == job.uid]
+    if world.members:  # one that KubeRay replaced while the cluster was being made ended nothing
+        ours = [pod for pod in ours if pod.name in world.members]
     gone = sorted((pod for pod in ours if pod.head == head), key=lambda pod: (not pod.disruption, not pod.last_words))
     pod = gone[0] if gone else None
     name = pod.name if pod else f"of {job.cluster_name}"
@@ -93,8 +95,8 @@ def _runs(pod: Pod) -> bool:
 def _lives(pod: Pod, cluster: Cluster, members: frozenset[str]) -> bool:
     """Runs, and was there when the cluster was first complete (by its times, which have whole seconds, and by its name).
 
-    KubeRay replaces a lost worker within seconds; the replacement knows nothing of the run. A head is never replaced
-    (names.ANNOTATION_NO_HEAD_RESTART), so heads need no such test.
+    KubeRay replaces a lost worker within seconds; the replacement knows nothing of the run. A head is not replaced once the
+    cluster has been complete (names.ANNOTATION_NO_HEAD_RESTART), so heads need no such test.
     """
     first = cluster.provisioned is not None and pod.created <= cluster.provisioned
     return _runs(pod) and first and (not members or pod.name in members)
@@ -111,8 +113,7 @@ def _driver_ended(world: World) -> Failure | None:
                 if code is not None or world.report is None or world.report.failed is None
                 else world.report.failed.exit_code
             )
-            ended = "the driver ended" if code is None else f"the driver ended with exit code {describe_code(code)}"
-            detail = ended + (f": {told}" if told else "")
+            detail = f"the driver ended{describe_end(code)}" + (f": {told}" if told else "")
             reason = "ActiveDeadlineExceeded" if code == ExitCode.DEADLINE else "DriverFailed"
             return Failure(reason, detail, code, final=code == ExitCode.DEADLINE, logs=quote(message))
         case Driver(status="SUCCEEDED", message=message):
@@ -140,8 +141,15 @@ def _ended_too_early(world: World, message: str) -> Failure | None:
     return Failure("DriverFailed", detail, 0, logs=quote(message))
 
 
+def describe_end(code: int | None) -> str:
+    """How a driver ended, to follow the word "ended". What its pods took with them left no code."""
+    return " without a known exit code" if code is None else f" with exit code {describe_code(code)}"
+
+
 def describe_code(code: int) -> str:
-    """The code with the name of what it stands for: one of ours, or a signal as shells write it."""
+    """The code with the name of what it stands for: one of ours, or a signal as shells write it. 0 needs no name."""
+    if code == ExitCode.OK:
+        return "0"
     if code > _SIGNALLED:
         try:
             return f"{code} ({signal.Signals(code - _SIGNALLED).name})"

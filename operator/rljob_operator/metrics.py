@@ -58,7 +58,7 @@ def render(jobs: Iterable[Job], process: Process) -> str:
 def _numbers(page: _Page, jobs: list[Job]) -> None:
     for name, kind, text in (
         ("attempt", "gauge", "Attempts started."),
-        ("restarts", "counter", "Restarts after failures that count toward failurePolicy.maxRestarts."),
+        ("restarts_total", "counter", "Restarts after failures that count toward failurePolicy.maxRestarts."),
         ("step", "gauge", "Training steps done on the lineage of the weights."),
         ("total_steps", "gauge", "Training steps wanted."),
         ("reward", "gauge", "Mean reward of the last step's answers."),
@@ -78,9 +78,11 @@ def _numbers(page: _Page, jobs: list[Job]) -> None:
 def _number(job: Job, name: str) -> float | str | None:
     status = job.status
     match name:
-        case "attempt" | "restarts" | "step" | "total_steps" | "reward":
+        case "attempt" | "step" | "total_steps" | "reward":
             value: float | str | None = getattr(status, name)
             return value
+        case "restarts_total":
+            return status.restarts
         case "validation_reward":
             return status.validation.reward if status.validation else None
         case "checkpoint_step":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
+
+from rljob_api.reasons import EventType
 
 
 @dataclass(frozen=True)
 class PersistAttempt:
-    """Write the attempt's number before anything of it exists, against an uncached read of the job."""
+    """Write the attempt's number before anything of it exists, bound to the version of the job that was decided upon."""
 
     attempt: int
 
@@ -23,7 +25,7 @@ class CreatePreflight:
 
 @dataclass(frozen=True)
 class DeletePod:
-    """Delete a preflight's pod, and only the one with this uid. Pods of a RayCluster are KubeRay's to delete."""
+    """Delete a pod, and only the one with this uid: a preflight's, or one whose RayCluster is gone; others are KubeRay's."""
 
     name: str
     uid: str
@@ -71,14 +73,31 @@ class DeleteCluster:
     uid: str
 
 
-Action = PersistAttempt | CreatePreflight | DeletePod | CreateCluster | SubmitDriver | AskSave | ReleaseWorkers | DeleteCluster
+@dataclass(frozen=True)
+class DropSecret:
+    """Delete the token's Secret of an attempt whose RayCluster somebody else deleted, or never was."""
+
+    cluster: str
+
+
+Action = (
+    PersistAttempt
+    | CreatePreflight
+    | DeletePod
+    | CreateCluster
+    | SubmitDriver
+    | AskSave
+    | ReleaseWorkers
+    | DropSecret
+    | DeleteCluster
+)
 
 
 @dataclass(frozen=True)
 class EventNote:
     """A Kubernetes event about the RLJob; sent after the status was written."""
 
-    type: Literal["Normal", "Warning"]
+    type: EventType
     reason: str
     message: str
 

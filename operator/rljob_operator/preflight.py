@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass
-from typing import Literal
 
 from rljob_api import names, reasons
 from rljob_api.preflight import Chosen, PreflightReport
 from rljob_api.progress import CheckpointInfo, Resume
+from rljob_api.reasons import Event, Reason
 from rljob_api.spec import RLJobSpec
 
 from .classify import Failure
@@ -21,7 +21,7 @@ from .draft import Draft, clip
 from .plan import CreatePreflight, DeletePod
 from .render import spec_text
 from .render_preflight import preflight_pod
-from .terms import PENDING_SECONDS, Step
+from .terms import PENDING_SECONDS, WAIT_SECONDS, Step
 from .times import format_time
 from .world import Job, Pod, World
 
@@ -36,17 +36,23 @@ class Go:
     report: PreflightReport | None = None
 
 
+def looks(world: World) -> bool:
+    """Whether a pod looks at the volume first. A claim that waits for its first pod holds nothing, and that pod chooses its
+    node: it has to be one of the run's own."""
+    return bool(world.preflight_image) and not world.claim_unused
+
+
 def judge(world: World, draft: Draft, spec: RLJobSpec) -> Step | Failure | Go:
     """Go on, wait, or give the attempt up."""
-    if not world.preflight_image or world.claim_unused:
-        # A claim that waits for its first pod holds nothing, and that pod chooses its node: it has to be one of the run's own.
+    if not looks(world):
         return Go()
     pod = world.preflight
     if pod is None:
         _checking(world, draft, "")
-        return Step((CreatePreflight(preflight_pod(world.job, spec, world.preflight_image)),), 1.0)
+        again = WAIT_SECONDS if world.refused else 1.0
+        return Step((CreatePreflight(preflight_pod(world.job, spec, world.preflight_image)),), again)
     if pod.deleting:
-        return Step((), PENDING_SECONDS)
+        return _leaving(world, draft, pod, spec)
     if pod.spec_text != spec_text(spec):  # it would judge a spec that is not the one to run
         return Step((DeletePod(pod.name, pod.uid),), 0.5)
     if not pod.ended:
@@ -55,17 +61,25 @@ def judge(world: World, draft: Draft, spec: RLJobSpec) -> Step | Failure | Go:
     if report is None:
         return _ended_without_report(pod)
     if gone := _gone(world.job, spec, report):
-        draft.set(reasons.CHECKPOINT_GONE, path=gone, found=f"the preflight found: {report.message or report.outcome}")
-        return _blocked(world, draft, pod)
+        found = f"the preflight found: {report.message or report.outcome}"
+        return _blocked(world, draft, pod, reasons.CHECKPOINT_GONE, path=gone, found=found)
     if not report.may_start:
-        draft.set(reasons.BLOCKED_BY[report.outcome], detail=describe(report))
-        return _blocked(world, draft, pod)
+        return _blocked(world, draft, pod, reasons.BLOCKED_BY[report.outcome], detail=describe(report))
     take(world.job, draft, spec, report, format_time(world.now))
     return Go(report)
 
 
 def _running(world: World, draft: Draft, pod: Pod, spec: RLJobSpec) -> Step | Failure:
     detail = f"; {pod.name}: {pod.trouble}" if pod.trouble else f"; {world.warning}" if world.warning else ""
+    if late := provisioning_overdue(world, spec.deadlines, detail):
+        return late
+    _checking(world, draft, detail)
+    return Step((), PENDING_SECONDS)
+
+
+def _leaving(world: World, draft: Draft, pod: Pod, spec: RLJobSpec) -> Step | Failure:
+    """The pod is on its way out, and the next one has its name. Its node may be lost, or somebody's finalizer holds it."""
+    detail = f"; waiting for pod {pod.name} to be gone"
     if late := provisioning_overdue(world, spec.deadlines, detail):
         return late
     _checking(world, draft, detail)
@@ -100,11 +114,11 @@ def _ended_without_report(pod: Pod) -> Step | Failure:
     return Failure("PreflightFailed", words, pod.exit_code)
 
 
-def _blocked(world: World, draft: Draft, pod: Pod) -> Step:
-    reason, message = draft.now(reasons.NOT_CHECKED.condition)
-    draft.set(reasons.STATE_BLOCKED, detail=message)
-    if draft.reason_of(reasons.NOT_CHECKED.condition) != reason:
-        draft.event("Warning", reason, message)
+def _blocked(world: World, draft: Draft, pod: Pod, why: Reason, **values: object) -> Step:
+    draft.set(why, **values)
+    draft.set(reasons.STATE_BLOCKED, detail=why.message(**values))
+    if draft.reason_of(why.condition) != why.name:
+        draft.event(why, why.message(**values))
     left = LOOK_AGAIN_SECONDS - (world.now - (pod.ended_at or pod.created)).total_seconds()
     if 0 < left <= LOOK_AGAIN_SECONDS:
         return Step((), left)
@@ -136,7 +150,7 @@ def take(job: Job, draft: Draft, spec: RLJobSpec, report: PreflightReport, now: 
     if chosen is None:
         draft.set(reasons.NONE_YET)
         draft.update(resume=Resume(from_step=0))
-        _tell(job, draft, "Normal", "StartsFromScratch", f"attempt {job.status.attempt} starts at step 0, token {report.token}")
+        _tell(job, draft, reasons.STARTS_FROM_SCRATCH, f"attempt {job.status.attempt} starts at step 0, token {report.token}")
         return
     draft.update(resume=Resume(from_step=chosen.step, handed_out_before=chosen.handed_out))
     if (path := own_path(job, spec, chosen)) is not None:
@@ -144,28 +158,27 @@ def take(job: Job, draft: Draft, spec: RLJobSpec, report: PreflightReport, now: 
     if report.passed_over:
         passed = "; ".join(f"{one.name}: {one.why}" for one in report.passed_over)
         draft.set(reasons.PASSED_OVER, step=chosen.step, path=chosen.path, passed=passed)
-        _tell(job, draft, "Warning", "CheckpointPassedOver", passed)
+        _tell(job, draft, reasons.CHECKPOINT_PASSED_OVER, passed)
     elif not chosen.ledger:
         draft.set(reasons.WITHOUT_LEDGER, step=chosen.step, path=chosen.path, at_risk=chosen.at_risk)
         words = f"up to {chosen.at_risk} prompts may have been lost before {chosen.path}"
-        _tell(job, draft, "Warning", "CheckpointWithoutLedger", words)
+        _tell(job, draft, reasons.CHECKPOINT_WITHOUT_LEDGER, words)
     else:
         draft.set(reasons.AVAILABLE, step=chosen.step, path=chosen.path)
     reshard = ", resharded" if chosen.reshard else ""
     _tell(
         job,
         draft,
-        "Normal",
-        "Resumes",
+        reasons.RESUMES,
         f"attempt {job.status.attempt} resumes from step {chosen.step} ({chosen.path}, verified {chosen.verified}{reshard}), "
         f"{chosen.handed_out} prompts handed out before, token {report.token}",
     )
 
 
-def _tell(job: Job, draft: Draft, type_: Literal["Normal", "Warning"], reason: str, message: str) -> None:
+def _tell(job: Job, draft: Draft, what: Event, message: str) -> None:
     """An event, once in an attempt: the status names what it resumes from afterwards."""
     if job.status.resume is None:
-        draft.event(type_, reason, message)
+        draft.event(what, message)
 
 
 def describe(report: PreflightReport) -> str:

@@ -101,6 +101,7 @@ def read_pod(obj: Mapping[str, Any]) -> Pod:
         ready=conditions.get("Ready", {}).get("status") == "True",
         ended=status.get("phase") in {"Failed", "Succeeded"} or terminated is not None,
         deleting="deletionTimestamp" in metadata,
+        due_gone=parse_time(metadata["deletionTimestamp"]) if "deletionTimestamp" in metadata else None,
         trouble=_trouble(status, conditions),
         last_words=_last_words(status, terminated),
         uid=metadata.get("uid", ""),
@@ -128,7 +129,7 @@ def read_claim(obj: Mapping[str, Any]) -> Claim:
     """A PersistentVolumeClaim."""
     status = obj.get("status") or {}
     given = status.get("accessModes") or (obj.get("spec") or {}).get("accessModes") or []
-    return Claim(tuple(str(mode) for mode in given), status.get("phase") == "Bound")
+    return Claim(tuple(str(mode) for mode in given), status.get("phase") == "Bound", obj["metadata"].get("uid", ""))
 
 
 _QUIET = frozenset({"ContainerCreating", "PodInitializing"})

@@ -14,12 +14,14 @@ from rljob_api.progress import ProgressReport
 from .access import Access
 from .act import Actor, Outcome
 from .api import KubeApi, Object, RayApi
-from .decide import decide, defect, judge_job
+from .decide import decide, defect
+from .judging import judge_job
+from .plan import PersistAttempt, Plan
 from .reading import read_cluster, read_pod
 from .settings import Settings
 from .store import Store
 from .times import parse_time
-from .world import Cluster, Driver, DriverUnknown, Job, Key, Pod, Stage, Unreachable, World
+from .world import Claim, Cluster, Driver, DriverUnknown, Job, Key, Pod, Stage, Unreachable, World
 
 log = logging.getLogger("rljob.reconciler")
 
@@ -86,6 +88,7 @@ class Reconciler:
         self._actor = Actor(kube, ray, store, access)
         self._notes: dict[Key, Notes] = {}
         self._written: dict[Key, datetime.datetime] = {}
+        self._longest_gap = max(_GAP_SECONDS, 4 * settings.poll_seconds)
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass; returns in how many seconds the next is due. Raises ApiError, ApiUnreachableError, RayError."""
@@ -97,10 +100,41 @@ class Reconciler:
         notes = self._notes_of(job)
         world = await self.observe(job, notes)
         plan = decide(world)
-        again = await self._actor.act(world, plan, notes.outcome)
+        again = await self._act(world, plan, notes)
+        counted = any(isinstance(action, PersistAttempt) for action in plan.actions)
+        return await self._begin_attempt(world) if counted and again is None else _sooner(plan, again)
+
+    async def _act(self, world: World, plan: Plan, notes: Notes, *, newest: bool = False) -> float | None:
+        again = await self._actor.act(world, plan, notes.outcome, newest=newest)
         if plan.status_patch is not None and again is None:
-            self._written[key] = world.now
-        return plan.requeue_after if again is None else again
+            self._written[world.job.key] = world.now
+        return again
+
+    async def _begin_attempt(self, looked: World) -> float | None:
+        """An attempt was counted: make what it needs first, in the same pass and by the same look.
+
+        The look still holds: the write that counted would have been refused on another version of the job, and nothing bears
+        the new attempt's names but what somebody else made, which a create finds out. That saves a third of the requests
+        before the first child; and of many jobs that come at once, the first ones have their children first.
+        """
+        job = self._store.jobs.get(looked.job.key)
+        if job is None or job.generation != looked.job.generation:  # edited since: what it needs now is looked for anew
+            return 0.0
+        notes = self._notes_of(job)
+        notes.look(looked.now, self._longest_gap)
+        world = replace(
+            self._world(job, notes),
+            clusters=looked.clusters,
+            pods=looked.pods,
+            claim_exists=looked.claim_exists,
+            claim_modes=looked.claim_modes,
+            claim_wait=looked.claim_wait,
+            claim_unused=looked.claim_unused,
+            kuberay_present=looked.kuberay_present,
+            watched_since=notes.watched_since,
+        )
+        plan = decide(world)
+        return _sooner(plan, await self._act(world, plan, notes, newest=True))
 
     async def tell_defect(self, key: Key, error: Exception) -> None:
         """Write into the status that this job's pass ran into a defect. Raises what requests raise."""
@@ -117,9 +151,9 @@ class Reconciler:
 
     # ---- Observing ----
 
-    async def observe(self, job: Job, notes: Notes) -> World:
-        """Everything that this stage's decision needs, and no more."""
-        world = World(
+    def _world(self, job: Job, notes: Notes) -> World:
+        """What is known without asking anybody."""
+        return World(
             now=self._clock(),
             job=job,
             clusters=tuple(self._store.clusters.owned_by(job.key)),
@@ -139,6 +173,10 @@ class Reconciler:
             status_seconds=self._settings.status_seconds,
             poll_seconds=self._settings.poll_seconds,
         )
+
+    async def observe(self, job: Job, notes: Notes) -> World:
+        """Everything that this stage's decision needs, and no more."""
+        world = self._world(job, notes)
         if not job.wants_suspension:
             notes.outcome.save = None  # the next suspension needs a save of its own
         if job.deleting:
@@ -149,7 +187,7 @@ class Reconciler:
             case Stage.BETWEEN:
                 return await self._observe_between(world)
             case Stage.ATTEMPT:
-                notes.look(world.now, max(_GAP_SECONDS, 4 * world.poll_seconds))
+                notes.look(world.now, self._longest_gap)
                 return await self._observe_attempt(replace(world, watched_since=notes.watched_since), notes)
 
     async def _observe_finished(self, world: World) -> World:
@@ -187,11 +225,11 @@ class Reconciler:
         )
         if claim is None or claim.bound or not world.preflight_image:
             return world
-        return await self._observe_unbound(world, name)
+        return await self._observe_unbound(world, claim)
 
-    async def _observe_unbound(self, world: World, claim: str) -> World:
+    async def _observe_unbound(self, world: World, claim: Claim) -> World:
         """Why a claim has no volume yet. Its class is not read (that right would be for the whole cluster): events tell."""
-        events = await self._kube.events_of(world.job.namespace, claim, "PersistentVolumeClaim")
+        events = await self._kube.events_of(world.job.namespace, "PersistentVolumeClaim", claim.uid)
         newest = max(events, key=_event_time, default={})
         if newest.get("reason") == _WAITS_FOR_POD:
             return replace(world, claim_unused=True)
@@ -257,10 +295,10 @@ class Reconciler:
         recently = _is_recent(world, notes.warning_read, _EVENT_SECONDS)
         if young or (recently and cluster.provisioned is None):
             return world
-        events = [*await self._kube.events_of(world.job.namespace, cluster.name, "RayCluster")]
+        events = [*await self._kube.events_of(world.job.namespace, "RayCluster", cluster.uid)]
         silent = next((one for one in world.pods_of(cluster.name) if not one.ready and not one.trouble), None)
         if silent is not None and not any(one.trouble for one in world.pods_of(cluster.name)):
-            told = await self._kube.events_of(world.job.namespace, silent.name, "Pod")  # a volume that can't be mounted
+            told = await self._kube.events_of(world.job.namespace, "Pod", silent.uid)  # a volume that can't be mounted
             events += [one for one in told if one.get("reason") != _NOT_SCHEDULED]  # it was, or the pod would say so
         return self._warned(world, notes, events)
 
@@ -271,7 +309,7 @@ class Reconciler:
             return world
         if _is_recent(world, notes.warning_read, _EVENT_SECONDS):
             return world
-        return self._warned(world, notes, await self._kube.events_of(world.job.namespace, pod.name, "Pod"))
+        return self._warned(world, notes, await self._kube.events_of(world.job.namespace, "Pod", pod.uid))
 
     def _warned(self, world: World, notes: Notes, events: Iterable[Object]) -> World:
         notes.warning_read = world.now
@@ -311,6 +349,11 @@ class Reconciler:
             log.warning("%s/%s: a report of uid %s, attempt %s is passed over", *job.key, report.uid, report.attempt)
 
 
+def _sooner(plan: Plan, again: float | None) -> float | None:
+    """When the next pass is due: as planned, unless acting found that the plan no longer holds."""
+    return plan.requeue_after if again is None else again
+
+
 def _is_recent(world: World, moment: datetime.datetime | None, seconds: float) -> bool:
     """Whether it is less than that ago; never a moment in the future, which a clock that was set back leaves behind."""
     return moment is not None and 0 <= (world.now - moment).total_seconds() < seconds
@@ -323,7 +366,7 @@ def _is_final(report: ProgressReport | Unreachable) -> bool:
 def _complete(world: World, cluster: Cluster) -> bool:
     """Whether the cache shows every pod of the attempt alive and ready."""
     pods = [pod for pod in world.pods_of(cluster.name) if pod.ready and not pod.ended and not pod.deleting]
-    return len(pods) == cluster.wanted and any(pod.head for pod in pods)
+    return len(pods) >= cluster.wanted and any(pod.head for pod in pods)
 
 
 def stranger(cluster: Object, uid: str) -> str:

@@ -60,6 +60,13 @@ _READINESS: dict[str, Any] = {
     "timeoutSeconds": 5,
     "failureThreshold": 25,
 }
+# KubeRay's head Service has exactly the ports named here.
+_HEAD_PORTS = (
+    ("gcs-server", names.GCS_PORT),
+    ("dashboard", names.DASHBOARD_PORT),
+    ("client", names.CLIENT_PORT),
+    (names.PROGRESS_PORT_NAME, names.PROGRESS_PORT),
+)
 
 
 class TemplateError(ValueError):
@@ -256,25 +263,10 @@ def _container(
 ) -> dict[str, Any]:
     path = f"spec.trainer.template.spec.containers[{names.CONTAINER}]"
     theirs = [_checked(one, f"{path}.env", Mapping) for one in _checked(under.get("env", []), f"{path}.env", list)]
-    environment = {
-        "RAY_AUTH_MODE": "token",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray would wait half a minute for Serve's proxies; what has to be done before the end, preStop has done by then.
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-        names.ENV_CONTROL_TOKEN_FILE: names.ACCESS_TOKEN_FILE,
-        names.ENV_DRIVER_HOST: "127.0.0.1" if head else names.head_service(belongs.cluster),
-        names.ENV_SAVE_SECONDS: str(spec.deadlines.save_seconds),
-    }
+    environment = _environment(belongs, spec, head=head)
     if gpus == 0 and all(one.get("name") != "OMP_NUM_THREADS" for one in theirs):
         # Several ranks share the cores; each thread pool would take all of them.
         environment["OMP_NUM_THREADS"] = "1"
-    amounts: dict[str, Any] = {
-        "requests": {"cpu": resources.cpu, "memory": resources.memory},
-        "limits": {"memory": resources.memory},
-    }
-    if gpus:
-        for kind in amounts.values():
-            kind["nvidia.com/gpu"] = str(gpus)
     container: dict[str, Any] = {
         "name": names.CONTAINER,
         "image": spec.trainer.image,
@@ -283,7 +275,7 @@ def _container(
             # KubeRay would add it, but not over one of the template.
             {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": {"name": belongs.secret, "key": names.ACCESS_KEY}}},
         ],
-        "resources": amounts,
+        "resources": _amounts(resources, gpus),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [
             {"name": names.VOLUME_NAME, "mountPath": names.VOLUME_MOUNT_PATH},
@@ -295,19 +287,35 @@ def _container(
         "lifecycle": {"preStop": {"exec": {"command": list(names.PRESTOP_COMMAND)}}},
     }
     if head:
-        # KubeRay's head Service has exactly the ports named here.
-        container["ports"] = [
-            {"name": name, "containerPort": port}
-            for name, port in (
-                ("gcs-server", names.GCS_PORT),
-                ("dashboard", names.DASHBOARD_PORT),
-                ("client", names.CLIENT_PORT),
-                (names.PROGRESS_PORT_NAME, names.PROGRESS_PORT),
-            )
-        ]
+        container["ports"] = [{"name": name, "containerPort": port} for name, port in _HEAD_PORTS]
     # As a whole: two kinds of probe in one would be refused.
     defaults = _CONTAINER_DEFAULTS if "readinessProbe" in under else {**_CONTAINER_DEFAULTS, "readinessProbe": _READINESS}
     return lay_under(lay_under(defaults, under, path), container, path)
+
+
+def _environment(belongs: _Belongs, spec: RLJobSpec, *, head: bool) -> dict[str, str]:
+    """What Ray and the preStop hook read."""
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray would wait half a minute for Serve's proxies; what has to be done before the end, preStop has done by then.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        names.ENV_CONTROL_TOKEN_FILE: names.ACCESS_TOKEN_FILE,
+        names.ENV_DRIVER_HOST: "127.0.0.1" if head else names.head_service(belongs.cluster),
+        names.ENV_SAVE_SECONDS: str(spec.deadlines.save_seconds),
+    }
+
+
+def _amounts(resources: Resources | HeadResources, gpus: int) -> dict[str, Any]:
+    """Requests and limits. No limit on CPU: a rank that is held up holds up all."""
+    amounts: dict[str, Any] = {
+        "requests": {"cpu": resources.cpu, "memory": resources.memory},
+        "limits": {"memory": resources.memory},
+    }
+    if gpus:
+        for kind in amounts.values():
+            kind["nvidia.com/gpu"] = str(gpus)
+    return amounts
 
 
 def lay_under(under: Mapping[str, Any], over: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -16,11 +16,16 @@ from .world import World
 _UNSETTLED = (reasons.NOT_CHECKED.name, reasons.CHECKING.name, reasons.NONE_YET.name)
 
 
+_LARGEST_PLAIN = 1e11
+_LARGEST = 9.9999e99
+"""The API's decimals have twelve digits before the point and two in the exponent."""
+
+
 def decimal(value: float | None) -> str | None:
-    """A number as the API writes it; what is no finite number is left out."""
-    if value is None or not math.isfinite(value):
+    """A number as the API writes it; what is no finite number, or has no place there, is left out."""
+    if value is None or not math.isfinite(value) or abs(value) > _LARGEST:
         return None
-    return f"{value:.4f}"
+    return f"{value:.4f}" if abs(value) < _LARGEST_PLAIN else f"{value:.4e}".replace("e+", "e")
 
 
 def steps_of_attempt(report: ProgressReport | None) -> int:
@@ -95,7 +100,7 @@ def _bounded(report: ProgressReport) -> ProgressReport:
 def _checkpoint(world: World, draft: Draft, report: ProgressReport) -> None:
     """The newest checkpoint, once it is another than the one that the attempt started from."""
     known, found = world.job.status.checkpoint, report.checkpoint
-    reason, _ = draft.now(reasons.NOT_CHECKED.condition)
+    reason = draft.reason_so_far(reasons.NOT_CHECKED.condition)
     if found is not None and (known is None or known.path != found.path or reason in ("", *_UNSETTLED)):
         draft.set(reasons.AVAILABLE, step=found.step, path=found.path)
     elif found is None and known is None:
@@ -112,7 +117,7 @@ def _skipped(draft: Draft, prompts: PromptCounts, budget: int) -> None:
         draft.set(reasons.SKIPPED_WITHIN, **values)
         return
     if draft.reason_of(reasons.SKIPPED_EXCEEDED.condition) != reasons.SKIPPED_EXCEEDED.name:
-        draft.event("Warning", "PromptsSkipped", reasons.SKIPPED_EXCEEDED.message(budget=budget, **values))
+        draft.event(reasons.BUDGET_EXCEEDED, reasons.SKIPPED_EXCEEDED.message(budget=budget, **values))
     draft.set(reasons.SKIPPED_EXCEEDED, budget=budget, **values)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from rljob_api import reasons
 from rljob_api.spec import Deadlines
 
+from .attempt import describe
 from .draft import Draft
-from .plan import Action, AskSave, DeleteCluster, DeletePod
+from .plan import Action, AskSave, DeleteCluster, DeletePod, DropSecret
 from .terms import WAIT_SECONDS, Step
 from .times import format_time, parse_time
 from .world import Driver, SaveAnswer, World
@@ -22,6 +23,7 @@ def end_attempt(world: World, draft: Draft, deadlines: Deadlines) -> Step:
     waited = (world.now - parse_time(since)).total_seconds()
     runs = isinstance(world.driver, Driver) and world.driver.status == "RUNNING"
     if cluster is not None and runs and not _done(world) and 0 <= waited < deadlines.save_seconds:
+        describe(world, draft, cluster)
         accepted = isinstance(world.save, SaveAnswer)
         words = "the driver writes a checkpoint" if accepted else "asking the driver for a checkpoint"
         _say(draft, f"{words}; its pods end after {deadlines.save_seconds} s at the latest (saveSeconds)")
@@ -31,8 +33,12 @@ def end_attempt(world: World, draft: Draft, deadlines: Deadlines) -> Step:
     for reason in (reasons.DRIVER_NOT_SUBMITTED, reasons.NOT_STARTED, reasons.NOT_RESTARTING):
         draft.set(reason)
     actions: list[Action] = []
+    if cluster is not None:
+        draft.set(reasons.CLUSTER_DELETED, cluster=cluster.name)
     if cluster is not None and not cluster.deleting:
         actions.append(DeleteCluster(cluster.name, cluster.uid))
+    elif world.has_bare_secret:
+        actions.append(DropSecret(world.job.cluster_name))
     if (pod := world.preflight) is not None and not pod.deleting:
         actions.append(DeletePod(pod.name, pod.uid))
     return Step(tuple(actions), 0.5)
@@ -58,7 +64,7 @@ def rest(world: World, draft: Draft, left: str, actions: tuple[Action, ...]) -> 
     # The driver trains on from the save that it was asked for, and saves once more when its pod ends.
     detail = f"the next attempt goes on from step {checkpoint.step} or later" if checkpoint else "there is no checkpoint yet"
     if draft.reason_of(reasons.SUSPENDED.condition) != reasons.SUSPENDED.name:
-        draft.event("Normal", "Suspended", detail)
+        draft.event(reasons.IS_SUSPENDED, detail)
     draft.set(reasons.SUSPENDED, detail=detail)
     draft.set(reasons.STATE_SUSPENDED, detail=detail)
     draft.set(reasons.CLUSTER_NOT_CREATED)
@@ -73,7 +79,7 @@ def lift(world: World, draft: Draft) -> None:
         return
     lasted = max((world.now - parse_time(status.suspend_time)).total_seconds(), 0.0) if status.start_time else 0.0
     draft.update(suspend_time=None, suspended_seconds=status.suspended_seconds + round(lasted))
-    draft.event("Normal", "Resumed", f"spec.suspend is false again, after {lasted:.0f} s")
+    draft.event(reasons.RESUMED, f"spec.suspend is false again, after {lasted:.0f} s")
 
 
 def _since(world: World, draft: Draft) -> str:
@@ -86,6 +92,6 @@ def _since(world: World, draft: Draft) -> str:
 
 def _say(draft: Draft, detail: str) -> None:
     if draft.reason_of(reasons.SUSPENDING.condition) not in (reasons.SUSPENDING.name, reasons.SUSPENDED.name):
-        draft.event("Normal", "Suspending", detail)
+        draft.event(reasons.SUSPENSION_BEGINS, detail)
     draft.set(reasons.SUSPENDING, detail=detail)
     draft.set(reasons.STATE_SUSPENDED, detail=detail)

@@ -12,7 +12,7 @@ def format_time(moment: datetime.datetime) -> str:
 
 def parse_time(text: str) -> datetime.datetime:
     """An aware datetime. Raises ValueError for anything else than RFC 3339."""
-    moment = datetime.datetime.fromisoformat(text)
+    moment = datetime.datetime.fromisoformat(text.upper())
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone")
     return moment

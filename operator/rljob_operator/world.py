@@ -98,8 +98,8 @@ class Cluster:
 
     @property
     def wanted(self) -> int:
-        """Pods of the cluster, the head included."""
-        return self.workers + 1
+        """Pods that the run needs, the head included, whatever somebody may have scaled its cluster to."""
+        return (self.spec.trainer.nodes if self.spec is not None else self.workers) + 1
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,7 @@ class Claim:
 
     modes: tuple[str, ...]
     bound: bool = True
+    uid: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,8 @@ class Pod:
     ended_at: datetime.datetime | None = None
     disruption: str = ""
     """Why Kubernetes itself ends it (reason of its DisruptionTarget condition); empty where it does not."""
+    due_gone: datetime.datetime | None = None
+    """When a pod that is being deleted should have ended, by its grace period."""
     spec_text: str = ""
     """Of a preflight's pod: the job's spec that it was made for, as JSON."""
 
@@ -249,15 +252,32 @@ class World:
 
     @property
     def used_volume(self) -> Volume | None:
-        """Where the job's attempts write: the status says so, and each cluster carries the spec that it was made with."""
+        """Where the job's attempts write: each cluster carries the spec that it was made with, and the status says it once
+        there has been one. Until then nothing was written, and the volume may still be chosen."""
+        status = self.job.status
         ours = (one.spec for one in self.clusters if one.owner_uid == self.job.uid)
-        return self.job.status.checkpoint_volume or next((one.checkpoint.volume for one in ours if one is not None), None)
+        known = status.checkpoint_volume if status.attempt > 1 or status.ray_cluster_name is not None else None
+        return known or next((one.checkpoint.volume for one in ours if one is not None), None)
 
     @property
     def refused(self) -> Refusal | None:
         """The refusal of what is still missing: a preflight's pod that is there by now is no longer in the way."""
         known = self.refusal
         return None if known is not None and known.what and self.preflight is not None else known
+
+    @property
+    def has_bare_secret(self) -> bool:
+        """Whether the attempt's Secret may be there without its RayCluster, with which it goes otherwise."""
+        known = self.job.status.ray_cluster_name == self.job.cluster_name  # and somebody else deleted it
+        refused = self.refusal is not None and not self.refusal.what
+        return self.cluster is None and self.job.status.attempt > 0 and (known or refused)
+
+    @property
+    def remains(self) -> str:
+        """What still exists of the job's attempts, by name: pods, then RayClusters; empty where nothing does."""
+        left = sorted(pod.name for pod in self.pods if pod.job_uid == self.job.uid)
+        left += sorted(f"RayCluster {one.name}" for one in self.clusters if one.owner_uid == self.job.uid)
+        return ", ".join(left)
 
     def pods_of(self, cluster: str) -> list[Pod]:
         """Pods of this job that belong to one cluster; those of a deleted namesake may bear the same names."""

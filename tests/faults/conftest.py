@@ -1,9 +1,11 @@
-"""Faults on the real cluster. Each test's condition trail goes to build/faults.json, and a table is printed at the end."""
+"""Faults on the real cluster. Each test's condition trail goes to build/faults.json, and a table is printed at the end.
+
+The table has a row for every test that was begun, also where its fixtures failed before there was a job.
+"""
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +18,7 @@ from tests.e2e.conftest import environment, kubectl
 __all__ = ["environment", "kubectl"]
 
 _RESULTS = pytest.StashKey[list[dict[str, Any]]]()
-_OUTCOME = pytest.StashKey[str]()
+_ROW = pytest.StashKey[dict[str, Any]]()
 
 MakeCase = Callable[..., Case]
 
@@ -25,11 +27,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_RESULTS] = []
 
 
+def row_of(item: pytest.Item) -> dict[str, Any]:
+    """What the table and the file say of a test."""
+    fault = item.name.removeprefix("test_").replace("_", " ")
+    return item.stash.setdefault(_ROW, {"fault": fault, "outcome": "passed", "seconds": 0.0, "trail": {}})
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report: Any = yield
-    if report.when == "call":
-        item.stash[_OUTCOME] = report.outcome
+    row = row_of(item)
+    row["seconds"] = round(row["seconds"] + report.duration, 1)
+    if report.outcome != "passed" and row["outcome"] == "passed":
+        row["outcome"] = report.outcome if report.when == "call" or report.skipped else "error"
+    if report.when == "teardown":
+        item.config.stash[_RESULTS].append(row)
     return report
 
 
@@ -37,7 +49,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 def make_case(request: pytest.FixtureRequest, kubectl: Kubectl) -> Iterator[MakeCase]:
     """Makes a case by name; the trails of all cases of the test are kept."""
     cases: list[Case] = []
-    began = time.monotonic()
 
     def make(name: str = "copy") -> Case:
         cases.append(Case(kubectl, name))
@@ -46,14 +57,7 @@ def make_case(request: pytest.FixtureRequest, kubectl: Kubectl) -> Iterator[Make
     yield make
     for case in cases:
         case.close()
-    request.config.stash[_RESULTS].append(
-        {
-            "fault": request.node.name.removeprefix("test_").replace("_", " "),
-            "outcome": request.node.stash.get(_OUTCOME, "error"),
-            "seconds": round(time.monotonic() - began, 1),
-            "trail": {f"{case.name}, {number}": case.trail for number, case in enumerate(cases, 1)},
-        }
-    )
+    row_of(request.node)["trail"] = {f"{case.name}, {number}": case.trail for number, case in enumerate(cases, 1)}
 
 
 @pytest.fixture

@@ -65,6 +65,20 @@ LONG: tuple[Callable[[Case], None], ...] = (starting, training, between_attempts
 PHASES: list[Any] = [*QUICK, *(pytest.param(one, marks=pytest.mark.slow) for one in LONG)]
 
 
+@pytest.mark.slow
+def test_deleted_in_training_has_saved_first(make_case: Callable[..., Case]) -> None:
+    """A job of the same name goes on from the step that the deletion found."""
+    first = make_case()
+    first.apply(algorithm__grpo__steps=100_000)
+    step = first.reaches(22)["status"]["step"]
+    first.delete()
+    second = make_case()
+    second.apply(algorithm__grpo__steps=100_000)
+    job = second.reaches(step + 1)
+    assert job["status"]["resume"]["fromStep"] >= step
+    assert job["status"]["prompts"].get("trainedTwice", 0) == 0
+
+
 @pytest.mark.parametrize("phase", PHASES, ids=lambda one: one.__name__)
 def test_deleted_while(case: Case, phase: Callable[[Case], None]) -> None:
     phase(case)

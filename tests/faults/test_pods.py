@@ -64,6 +64,21 @@ def test_worker_pod_killed(case: Case) -> None:
     assert failure["reason"] == "WorkerLost" or failure.get("exitCode") in (73, 74), failure
 
 
+@pytest.mark.slow
+def test_worker_drained(case: Case) -> None:
+    """Its preStop has the driver save and end, so that no step is done again, and nobody's restart is used up."""
+    case.apply(algorithm__grpo__steps=STEPS)
+    step = case.reaches(20)["status"]["step"]
+    case.evict("worker")
+    job = case.ends()
+    case.passed(*RESTARTED)
+    lossless(job, 2, 0)
+    failure, status = job["status"]["lastFailure"], job["status"]
+    assert (failure["reason"], failure["action"]) == ("Drained", "RestartUncounted"), failure
+    assert status["resume"]["fromStep"] >= step
+    assert (status.get("rolledBack") or {}).get("steps", 0) == 0, status
+
+
 EXIT_13 = """
 import os, sys
 if "rljob_workload.runtime.main" in sys.orig_argv and os.environ.get("RLJOB_ATTEMPT") == "1":

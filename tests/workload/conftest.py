@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from rljob_workload.core.handover import Handover
 from rljob_workload.core.rollouts import Rollouts, StepInfo
 from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.environments import load_environment
+from rljob_workload.megatron import meeting
 from rljob_workload.megatron.colocated import Colocated
 from rljob_workload.megatron.device import RankBarrier
 from rljob_workload.megatron.engine import ResidentEngine
@@ -58,10 +58,7 @@ def copy_spec(task: str = "copy3", **changes: Any) -> RLJobSpec:
 def ranks() -> Iterator[None]:
     """A world of one rank."""
     quiet_megatron()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    init_process_groups(model_settings(copy_spec()), rank=0, world=1, address=address, timeout=60)
+    init_process_groups(model_settings(copy_spec()), rank=0, world=1, store=meeting.alone(), timeout=60)
     yield
     from megatron.core import parallel_state
 

@@ -1,7 +1,8 @@
 """A process of its own for dual mode: the stand-in for Transformer Engine must be there before Megatron is imported.
 
-    python -m tests.workload.dual_mode DIRECTORY RANK WORLD ADDRESS [experts]
+    python -m tests.workload.dual_mode DIRECTORY RANK WORLD LISTENER [experts]
 
+LISTENER: the file descriptor of the listener at which the ranks meet.
 With `experts` it is a mixture of experts on Transformer Engine's layers; Megatron has dual mode for other experts only.
 
 Trains, hands over with answers in flight, saves, resumes, exports, and begins from the export. Prints what it found as JSON.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from rljob_api.spec import RLJobSpec  # noqa: E402
 from rljob_workload.core.handover import Handover  # noqa: E402
 from rljob_workload.core.store.facts import facts_of  # noqa: E402
 from rljob_workload.huggingface.export import export  # noqa: E402
-from rljob_workload.megatron import device, weights  # noqa: E402
+from rljob_workload.megatron import device, meeting, weights  # noqa: E402
 from rljob_workload.megatron.colocated import Colocated  # noqa: E402
 from rljob_workload.megatron.policy import Policy, init_process_groups, quiet_megatron  # noqa: E402
 from rljob_workload.megatron.settings import model_settings  # noqa: E402
@@ -59,13 +61,15 @@ def spec_of(world: int, model: dict[str, Any] | None = None) -> RLJobSpec:
     return verdict.spec
 
 
-def main(directory: Path, rank: int, world: int, address: str) -> dict[str, Any]:
+def main(directory: Path, rank: int, world: int, listener: socket.socket) -> dict[str, Any]:
     """All of it; what is compared is left to the test. Tensor ranks get the same prompts and find the same answers."""
     spec = spec_of(world)
     # What is not as on a GPU machine, beside the kernels.
     device.require = lambda *_, **__: None
     quiet_megatron()
-    init_process_groups(model_settings(spec), rank=rank, world=world, address=address, timeout=60)
+    mine = listener if rank == 0 else None
+    store = meeting.meet(meeting.address_of(listener), rank=rank, world=world, timeout=60, listener=mine)
+    init_process_groups(model_settings(spec), rank=rank, world=world, store=store, timeout=60)
     from megatron.core.inference import symmetric_memory
 
     symmetric_memory.HAVE_TORCH_SYMM_MEM = False  # memory that GPUs share; its absence is Megatron's own fallback
@@ -113,4 +117,4 @@ def main(directory: Path, rank: int, world: int, address: str) -> dict[str, Any]
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])))
+    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), socket.socket(fileno=int(sys.argv[4])))))

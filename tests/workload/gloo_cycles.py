@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from rljob_workload.core.handover import Handover, Phase, Step
+from rljob_workload.megatron import meeting
 from rljob_workload.megatron.device import RankBarrier
 
 RANKS = 2
@@ -140,14 +141,11 @@ class GlooRank:
         self.decode(0, 1)
 
 
-def rank_main(rank: int, port: int, shared: Shared, cycles: int, variant: str) -> None:
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
-        rank=rank,
-        world_size=RANKS,
-        timeout=datetime.timedelta(seconds=SECONDS),
-    )
+def rank_main(rank: int, listener: socket.socket, shared: Shared, cycles: int, variant: str) -> None:
+    mine = listener if rank == 0 else None
+    store = meeting.meet(meeting.address_of(listener), rank=rank, world=RANKS, timeout=SECONDS, listener=mine)
+    timeout = datetime.timedelta(seconds=SECONDS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout)
     machine, own_device = VARIANTS[variant]
     part = GlooRank(rank, shared, own_device=own_device)
     handover = machine(rank, part)
@@ -168,14 +166,13 @@ def rank_main(rank: int, port: int, shared: Shared, cycles: int, variant: str) -
 
 def run(variant: str, cycles: int) -> str:
     """One variant; `ok` when all cycles went through."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    listener = meeting.listen("127.0.0.1")
     context: Any = mp.get_context("fork")
     shared = Shared()
-    ranks = [context.Process(target=rank_main, args=(rank, port, shared, cycles, variant)) for rank in range(RANKS)]
+    ranks = [context.Process(target=rank_main, args=(rank, listener, shared, cycles, variant)) for rank in range(RANKS)]
     for process in ranks:
         process.start()
+    listener.close()
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and any(process.is_alive() for process in ranks):
         if any(process.exitcode for process in ranks):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import socket
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -47,8 +46,7 @@ def serve(connection: Connection) -> None:
             return
         try:
             if method == "begin":
-                rank, result = Rank(*arguments[:-1]), None
-                rank.setup(arguments[-1])
+                rank, result = Rank(*arguments), None
             else:
                 result = getattr(rank, method)(*arguments)
             connection.send((True, result))
@@ -87,11 +85,13 @@ class ManyRanks:
         return self.call_each(method, [arguments] * self.world)
 
     def call_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """One call on every rank with arguments of its own; raises the first rank's error, or names who did not answer."""
-        for pipe, own in zip(self._pipes, arguments, strict=True):
+        """One call on the first ranks, with arguments of its own for each; raises the first rank's error, or names who did not
+        answer."""
+        pipes = self._pipes[: len(arguments)]
+        for pipe, own in zip(pipes, arguments, strict=True):
             pipe.send((method, own))
         results = []
-        for number, pipe in enumerate(self._pipes):
+        for number, pipe in enumerate(pipes):
             if not pipe.poll(CALL_SECONDS):
                 raise RankFailedError(f"{method}: rank {number} of {self.world} did not answer")
             fine, result = pipe.recv()
@@ -116,13 +116,6 @@ class ManyRanks:
                 process.join()
 
 
-def free_address() -> str:
-    """Where the ranks meet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
 @dataclass
 class Trainer:
     """The trainer's loop over many ranks: what driver and collector do, without their processes."""
@@ -141,15 +134,17 @@ class Trainer:
         """The ranks of a spec, set up; torn down at the end, for the next layout."""
         layout = layout_of(spec)
         assert layout.world == ranks.world
-        address, raw = free_address(), spec.to_wire()
+        raw = spec.to_wire()
         places = [
-            (RankPlace(rank, layout.world, rank % layout.ranks_per_node, 1, str(directory)), raw, address)
+            (RankPlace(rank, layout.world, rank % layout.ranks_per_node, 1, str(directory)), raw)
             for rank in range(layout.world)
         ]
         task = load_builtin(str(spec.data.builtin))
         try:
             ranks.start()
             ranks.call_each("begin", places)
+            (address,) = ranks.call_each("address", [("127.0.0.1",)])
+            ranks.call("setup", address)
             yield cls(spec, ranks, build_rollouts(spec, task), task)
         finally:
             ranks.close()

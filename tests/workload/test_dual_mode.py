@@ -16,11 +16,10 @@ import torch
 import yaml
 
 from rljob_api.exitcodes import ExitCode
-from rljob_workload.megatron import device
+from rljob_workload.megatron import device, meeting
 from rljob_workload.megatron.errors import DeviceError
 
 from .conftest import ROOT
-from .many_ranks import free_address
 
 
 def play(directory: Path, world: int, *more: str) -> list[dict[str, Any]]:
@@ -28,10 +27,11 @@ def play(directory: Path, world: int, *more: str) -> list[dict[str, Any]]:
     (directory / "saved").mkdir()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "tests.workload.dual_mode", str(directory)]
-    address = free_address()
+    listener = meeting.listen("127.0.0.1")
     ranks = [
         subprocess.Popen(
-            [*command, str(rank), str(world), address, *more],
+            [*command, str(rank), str(world), str(listener.fileno()), *more],
+            pass_fds=[listener.fileno()],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -40,6 +40,7 @@ def play(directory: Path, world: int, *more: str) -> list[dict[str, Any]]:
         )
         for rank in range(world)
     ]
+    listener.close()
     told = []
     try:
         for rank in ranks:

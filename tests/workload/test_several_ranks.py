@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,9 @@ def test_status_is_answered_while_a_hand_over_waits_for_a_rank_that_never_comes(
     try:
         ranks = [rank_actor().options(num_cpus=1).remote(RankPlace(rank, 2, rank, 1, str(tmp_path)), wire) for rank in range(2)]
         address = ray.get(ranks[0].address.remote(), timeout=DEADLINE)
+        host, _, port = address.rpartition(":")
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind((host, int(port)))  # the port is rank 0's from when it is named
         ray.get([rank.setup.remote(address) for rank in ranks], timeout=DEADLINE)
         waiting = ranks[0].sleep.remote()
         while (status := ray.get(ranks[0].status.remote(), timeout=DEADLINE))["step"] != "barrier":

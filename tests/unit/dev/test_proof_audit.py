@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from dev.proof.audit import Audit, audit
 from dev.proof.job import Sizes
+from dev.proof.life import HarnessError
 
 from rljob_workload.algorithm.batch import Answer
 from rljob_workload.core.checkpoint import Owner, RunDirectory
@@ -64,6 +65,8 @@ class Trainer:
                 for group in books.arrive(answers):
                     if request.tag[0] == 3:
                         books.failed(group)
+                    elif request.tag == (9, 0):
+                        books.withdraw(group)
                     else:
                         books.scored(group, [(0.0, False), (1.0, True)])
 
@@ -130,6 +133,28 @@ def test_a_skip_without_its_failures_does_not_hold(directory: Path) -> None:
 
     rewrite(directory / JOURNAL, never_failed)
     assert "was skipped as RetryBudgetExhausted, which does not hold" in " ".join(judged(directory).violations)
+
+
+def test_a_withdrawn_prompt_that_is_answered_all_the_same_is_found(directory: Path) -> None:
+    def answered_at_once(lines: list[dict[str, Any]]) -> None:
+        withdrawn = lines.index({"withdrawn": 9})
+        again = next(line for line in lines[withdrawn:] if "asked" in line)
+        assert 9 in [ordinal for ordinal, *_ in again["asked"]]
+        again["asked"] = [one for one in again["asked"] if one[0] != 9]
+
+    rewrite(directory / JOURNAL, answered_at_once)
+    assert "prompt 9 was answered though no try of it was under way" in " ".join(judged(directory).violations)
+
+
+def test_a_withdrawal_that_is_not_in_the_books_does_not_go_unseen(directory: Path) -> None:
+    rewrite(directory / JOURNAL, lambda lines: lines.remove({"withdrawn": 9}))
+    assert "prompt 9 was asked though it is being answered" in " ".join(judged(directory).violations)
+
+
+def test_an_event_that_the_auditor_does_not_know_is_refused(directory: Path) -> None:
+    rewrite(directory / JOURNAL, lambda lines: lines.append({"forgotten": 1}))
+    with pytest.raises(HarnessError, match="forgotten"):
+        judged(directory)
 
 
 def test_counters_that_say_something_else_are_found(directory: Path) -> None:

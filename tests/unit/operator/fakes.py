@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import datetime
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,10 @@ class FakeCluster:
         self.requests = 0
         self.fail_next: list[Exception] = []
         self.refuse_create: ApiError | None = None
+        self.held = False
+        """Whether pods that are to go stay (a finalizer, a lost node)."""
+        self._secrets_held = False
+        self._secrets_due: set[str] = set()
         self.add_job(spec)
 
     # ---- The outside world ----
@@ -124,12 +129,50 @@ class FakeCluster:
                 self._touch(pod)
 
     def pods_without_cluster_go(self) -> list[Object]:
+        """What the garbage collector finds, and what was told to go: all of it, unless something holds it."""
         gone = [
             name
             for name, pod in self.pods.items()
-            if not _is_preflight(pod) and pod["metadata"]["labels"][names.LABEL_RAY_CLUSTER] not in self.clusters
+            if (_is_preflight(pod) and "deletionTimestamp" in pod["metadata"])
+            or (
+                not _is_preflight(pod)
+                and pod["metadata"]["labels"][names.LABEL_RAY_CLUSTER] not in self.clusters
+                and (not pod.get("orphan") or "deletionTimestamp" in pod["metadata"])
+            )
         ]
-        return [self.pods.pop(name) for name in gone]
+        return [] if self.held else [self.pods.pop(name) for name in gone]
+
+    def late_pod(self, cluster: str) -> None:
+        """KubeRay makes one more pod of a RayCluster that is gone."""
+        labels = {names.LABEL_JOB: "copy", names.LABEL_UID: UID, names.LABEL_RAY_CLUSTER: cluster}
+        metadata = {"name": f"{cluster}-late", "namespace": "default", "uid": f"late-{self.version}", "labels": labels}
+        self.pods.setdefault(f"{cluster}-late", self._new({"metadata": metadata, "status": {"phase": "Pending"}}))
+
+    def orphan_pods(self, cluster: str) -> None:
+        """Somebody deletes the RayCluster with --cascade=orphan."""
+        del self.clusters[cluster]
+        for pod in self.pods.values():
+            pod["orphan"] = True
+
+    def hold_secrets(self, held: bool) -> None:
+        """Whether Secrets that are deleted stay, by somebody's finalizer."""
+        self._secrets_held = held
+        if not held:
+            self.secrets = {name: one for name, one in self.secrets.items() if name not in self._secrets_due}
+            self._secrets_due = set()
+
+    def preflights_are_deleted(self) -> None:
+        """By somebody else."""
+        for name in [name for name, pod in self.pods.items() if _is_preflight(pod)]:
+            self._delete_pod(name)
+
+    def _delete_pod(self, name: str) -> None:
+        pod = self.pods[name]
+        pod["metadata"]["deletionTimestamp"] = format_time(self.now)
+        pod.pop("orphan", None)
+        self._touch(pod)
+        if not self.held:
+            del self.pods[name]
 
     def tell(self, store: Any) -> None:
         """All watches catch up."""
@@ -152,7 +195,8 @@ class FakeCluster:
         self.version += 1
         obj["metadata"]["resourceVersion"] = str(self.version)
 
-    def _request(self) -> None:
+    async def _request(self) -> None:
+        await asyncio.sleep(0)  # where passes of two processes may take turns
         self.requests += 1
         if self.fail_next:
             raise self.fail_next.pop(0)
@@ -160,11 +204,11 @@ class FakeCluster:
     # ---- KubeApi ----
 
     async def get_job(self, namespace: str, name: str) -> Object | None:
-        self._request()
+        await self._request()
         return copy.deepcopy(self.jobs.get(name))
 
     async def patch_status(self, namespace: str, name: str, version: str, patch: Mapping[str, Any]) -> Object:
-        self._request()
+        await self._request()
         if name not in self.jobs:
             raise NotFoundError(404, "NotFound", name, "PATCH")
         job = self.jobs[name]
@@ -176,17 +220,17 @@ class FakeCluster:
         return copy.deepcopy(job)
 
     async def get_cluster(self, namespace: str, name: str) -> Object | None:
-        self._request()
+        await self._request()
         return copy.deepcopy(self.clusters.get(name))
 
     async def list_clusters(self, namespace: str, selector: str) -> Sequence[Object]:
-        self._request()
+        await self._request()
         label, _, value = selector.partition("=")
         found = [one for one in self.clusters.values() if one["metadata"]["labels"].get(label) == value]
         return copy.deepcopy(found)
 
     async def create_cluster(self, manifest: Mapping[str, Any]) -> Object:
-        self._request()
+        await self._request()
         if self.refuse_create is not None:
             raise self.refuse_create
         name = manifest["metadata"]["name"]
@@ -208,38 +252,43 @@ class FakeCluster:
         return copy.deepcopy(obj)
 
     async def create_secret(self, manifest: Mapping[str, Any]) -> None:
-        self._request()
+        await self._request()
         name = manifest["metadata"]["name"]
         if name in self.secrets:
             raise AlreadyExistsError(409, "AlreadyExists", name, "POST")
         self.secrets[name] = copy.deepcopy(dict(manifest))
 
     async def delete_secret(self, namespace: str, name: str) -> None:
-        self._request()
-        self.secrets.pop(name, None)
+        await self._request()
+        if self._secrets_held:
+            self._secrets_due |= {name} & self.secrets.keys()
+        else:
+            self.secrets.pop(name, None)
 
     async def create_network_policy(self, manifest: Mapping[str, Any]) -> None:
-        self._request()
+        await self._request()
         name = manifest["metadata"]["name"]
         if name in self.policies:
             raise AlreadyExistsError(409, "AlreadyExists", name, "POST")
         self.policies[name] = copy.deepcopy(dict(manifest))
 
     async def delete_cluster(self, namespace: str, name: str, uid: str) -> None:
-        self._request()
+        await self._request()
         if name in self.clusters and self.clusters[name]["metadata"]["uid"] == uid:
             del self.clusters[name]
 
     async def list_pods(self, namespace: str, selector: str) -> Sequence[Object]:
-        self._request()
+        await self._request()
         return [copy.deepcopy(pod) for pod in self.pods.values()]
 
     async def claim(self, namespace: str, name: str) -> Claim | None:
-        self._request()
+        await self._request()
         return Claim(("ReadWriteOnce",), self.claims_bound) if name in self.claims else None
 
     async def create_pod(self, manifest: Mapping[str, Any]) -> Object:
-        self._request()
+        await self._request()
+        if self.refuse_create is not None:
+            raise self.refuse_create
         name = manifest["metadata"]["name"]
         if name in self.pods:
             raise AlreadyExistsError(409, "AlreadyExists", name, "POST")
@@ -252,12 +301,12 @@ class FakeCluster:
         return copy.deepcopy(obj)
 
     async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
-        self._request()
+        await self._request()
         if name in self.pods and self.pods[name]["metadata"]["uid"] == uid:
-            del self.pods[name]
+            self._delete_pod(name)
 
     async def release_workers(self, namespace: str, name: str, uid: str) -> None:
-        self._request()
+        await self._request()
         if name in self.clusters and self.clusters[name]["metadata"]["uid"] == uid:
             self.clusters[name]["spec"]["workerGroupSpecs"][0]["replicas"] = 0
             self._touch(self.clusters[name])
@@ -265,15 +314,15 @@ class FakeCluster:
                 del self.pods[pod]
 
     async def kuberay_present(self) -> bool:
-        self._request()
+        await self._request()
         return self.kuberay
 
-    async def events_of(self, namespace: str, name: str, kind: str) -> Sequence[Object]:
-        self._request()
-        return self.kube_events
+    async def events_of(self, namespace: str, kind: str, uid: str) -> Sequence[Object]:
+        await self._request()
+        return [one for one in self.kube_events if one.get("involvedObject", {}).get("uid", uid) == uid]
 
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
-        self._request()
+        await self._request()
         self.events.append(dict(event))
 
     async def list_all(self, kind: str, namespace: str | None) -> Listing:

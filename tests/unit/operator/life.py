@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from rljob_operator.access import Access
 from rljob_operator.api import ApiError, ApiUnreachableError, RayError
 from rljob_operator.reconciler import Reconciler
@@ -12,6 +14,10 @@ from .fakes import FakeCluster, FakeRay, later
 
 KEY = ("default", "copy")
 ACCESS = Access(b"a key of the tests, long enough to be one")
+
+
+class Ended(BaseException):
+    """The process is killed here."""
 
 
 class Operator:
@@ -44,6 +50,19 @@ class Operator:
             return await self.reconciler.reconcile(KEY)
         except (ApiError, ApiUnreachableError, RayError):
             return 1.0
+
+    async def count(self) -> None:
+        """An attempt is counted, and the process ends before anything is made."""
+        event = self.kube.create_event
+
+        async def end(*_: object) -> None:
+            raise Ended
+
+        self.kube.create_event = end  # type: ignore[method-assign]
+        with contextlib.suppress(Ended):
+            await self.step()
+        self.kube.create_event = event  # type: ignore[method-assign]
+        self.restart()
 
     async def until_training(self) -> None:
         """From nothing to a running driver."""

@@ -37,7 +37,7 @@ def test_an_operator_outside_the_pods_is_let_in_by_port() -> None:
 
 
 async def test_a_secret_of_a_pass_that_was_cut_off_is_made_anew(kube: FakeCluster, operator: Operator) -> None:
-    await operator.step()  # the attempt is counted
+    await operator.count()
     name = ACCESS.secret(job(running()))["metadata"]["name"]
     kube.secrets[name] = {"data": {"auth_token": "of another key"}}
     await operator.step()

@@ -8,8 +8,8 @@ import pytest
 
 from rljob_api.exitcodes import ExitCode
 from rljob_api.reasons import FAILURES
-from rljob_api.spec import Deadlines, FailurePolicy
-from rljob_operator.classify import DEFAULTS, DISRUPTIONS, Decision, Failure, classify
+from rljob_api.spec import Deadlines, FailurePolicy, FailureRule
+from rljob_operator.classify import DEFAULTS, DISRUPTIONS, Decision, Failure, classify, matches
 from rljob_operator.decide import decide
 from rljob_operator.world import Driver
 
@@ -64,6 +64,12 @@ RULES = [
 )
 def test_the_first_rule_that_matches_decides_unless_nothing_can_help(failure: Failure, decision: Decision) -> None:
     assert decided(failure, rules=RULES) == decision
+
+
+def test_a_rule_without_a_criterion_matches_nothing() -> None:
+    """Admission refuses it; one that was stored before there was that rule must not decide every failure."""
+    empty = FailureRule.model_construct(name="all", action="Fail", on_exit_codes=[], on_reasons=[], on_message_pattern=None)
+    assert not matches(empty, Failure("HeadLost", "gone"))
 
 
 @pytest.mark.parametrize(

@@ -9,22 +9,46 @@ import pytest
 from rljob_api.exitcodes import ExitCode
 from rljob_api.progress import Failed, Handover, OldestPrompt
 from rljob_operator.decide import decide
-from rljob_operator.plan import DeleteCluster, SubmitDriver
+from rljob_operator.plan import DeleteCluster, PersistAttempt, SubmitDriver
 from rljob_operator.world import Driver
 
-from .builders import UNKNOWN, apply, cluster, failed, job, kinds, outcome, pods, report, running, spec, stamp, training, world
+from .builders import (
+    UNKNOWN,
+    apply,
+    at,
+    cluster,
+    failed,
+    fresh,
+    job,
+    kinds,
+    outcome,
+    pods,
+    report,
+    running,
+    spec,
+    stamp,
+    training,
+    world,
+)
 
 LIMIT = spec(deadlines__activeSeconds=1000)
 BEGAN = stamp(-900)
 
 
 def test_the_whole_run_is_bounded_over_all_attempts() -> None:
-    before = training(101, job=job(running(3, startTime=BEGAN), LIMIT), clusters=(cluster(3),), pods=pods(3))
+    before = training(
+        101, job=job({**failed(2, restarts=0), **running(3, startTime=BEGAN)}, LIMIT), clusters=(cluster(3),), pods=pods(3)
+    )
     plan, conditions = outcome(before)
     assert conditions["Succeeded"][:2] == ("False", "ActiveDeadlineExceeded")
     assert "the run took its 1000 s (activeSeconds)" in conditions["Succeeded"][2]
     assert kinds(plan) == [DeleteCluster]
     assert apply(plan, before).restarts == 0
+    assert "the last attempt" not in conditions["Succeeded"][2]
+
+
+def test_a_run_that_has_not_begun_has_all_its_time() -> None:
+    assert kinds(decide(fresh(LIMIT))) == [PersistAttempt]
 
 
 def test_suspensions_do_not_count() -> None:
@@ -77,10 +101,16 @@ def test_a_stall_names_the_phase_the_oldest_prompt_and_the_rank_that_is_missing(
         "False",
         "Stalled",
         "no step for 340 s (stallSeconds 300); last known phase Training; oldest prompt in flight 17, for 312 s (40 tokens, "
-        "3 answers complete, 1 tries failed before); hand-over in Draining for 61 s, rank 3, 5 did not arrive; "
+        "3 answers complete, 1 tries failed before); hand-over in Draining for 61 s, ranks 3, 5 did not arrive; "
         "collector Draining",
     )
     assert conditions["Succeeded"][1] == "Restarting"
+
+
+def test_a_stall_tells_how_old_the_last_report_is() -> None:
+    words = outcome(stalled("Restart", heard=at(61)))[1]["Progressing"][2]
+    assert "last known phase Training, as reported 339 s ago; no report since; oldest prompt in flight 17" in words
+    assert "ago" not in outcome(stalled("Restart", heard=at(398)))[1]["Progressing"][2]
 
 
 def test_a_stall_may_only_warn_and_is_over_with_the_next_step() -> None:
@@ -99,6 +129,12 @@ def test_a_stall_may_only_warn_and_is_over_with_the_next_step() -> None:
 def test_a_stall_may_fail_the_job() -> None:
     _, conditions = outcome(stalled("Fail"))
     assert conditions["Succeeded"][:2] == ("False", "StallDeadlineExceeded")
+
+
+@pytest.mark.parametrize(("absent", "words"), [([], "for 61 s"), ([0], "for 61 s, rank 0 did not arrive")])
+def test_a_hand_over_names_ranks_where_they_are_known(absent: list[int], words: str) -> None:
+    stuck = report(5, handover=Handover(phase="Draining", seconds=61, absent_ranks=absent))
+    assert outcome(stalled("Restart", report=stuck))[1]["Progressing"][2].endswith(f"hand-over in Draining {words}")
 
 
 @pytest.mark.parametrize("driver", [Driver("RUNNING"), Driver("PENDING")])

@@ -8,7 +8,7 @@ import pytest
 
 from rljob_api import supported
 from rljob_operator.decide import decide
-from rljob_operator.plan import CreateCluster, DeleteCluster, PersistAttempt, Plan, ReleaseWorkers
+from rljob_operator.plan import CreateCluster, DeleteCluster, DropSecret, PersistAttempt, Plan, ReleaseWorkers
 from rljob_operator.world import Driver, Refusal, Unreachable
 
 from .builders import (
@@ -158,7 +158,7 @@ def test_a_counted_attempt_gets_its_cluster() -> None:
 
 def test_a_cluster_that_was_deleted_is_a_failed_attempt_and_not_made_again() -> None:
     plan, conditions = outcome(world(clusters=(), pods=()))
-    assert plan.actions == ()
+    assert plan.actions == (DropSecret("copy-1"),)
     assert conditions["ClusterReady"][1] == "HeadLost"
     assert conditions["Succeeded"][1] == "Restarting"
 
@@ -186,8 +186,10 @@ def test_a_refused_cluster_is_tried_again_when_that_may_help() -> None:
 def test_a_cluster_that_can_never_be_accepted_fails_the_job() -> None:
     status = {"attempt": 1, "attemptStartTime": stamp(0)}
     plan, conditions = outcome(fresh(status=status, refusal=Refusal("422 Invalid: no such field", final=True)))
-    assert plan.actions == ()
+    assert plan.actions == (DropSecret("copy-1"),)
     assert conditions["Succeeded"][:2] == ("False", "ClusterRejected")
+    words = "RayCluster copy-1 is refused: 422 Invalid: no such field"
+    assert conditions["ClusterReady"] == ("False", "ClusterRejected", words)
 
 
 def test_a_cluster_that_kuberay_refuses_fails_the_job_with_its_words() -> None:
@@ -204,6 +206,17 @@ def test_starting_pods_quote_the_kubelets_words() -> None:
     message = "1 of 2 pods are ready; copy-1-head: ImagePullBackOff: no such image"
     assert conditions["ClusterReady"] == ("False", "PodsPending", message)
     assert conditions["Succeeded"][1] == "Provisioning"
+
+
+def test_a_pod_that_ended_before_all_were_ready_is_quoted() -> None:
+    ended = pod("worker", ready=False, ended=True, last_words="Error, exit code 1: no such module")
+    _, conditions = outcome(world(clusters=(cluster(provisioned=None),), pods=(pod(), ended)))
+    assert conditions["ClusterReady"][2] == "1 of 2 pods are ready; copy-1-worker: Error, exit code 1: no such module"
+
+
+def test_a_status_whose_times_were_taken_out_is_read_all_the_same() -> None:
+    plan = decide(fresh(status={"attempt": 1}, refusal=Refusal("403 Forbidden: exceeded quota", final=False)))
+    assert kinds(plan) == [CreateCluster]
 
 
 def test_pods_that_never_get_ready_fail_the_attempt_with_the_kubelets_words() -> None:
@@ -230,6 +243,8 @@ def test_success_keeps_the_last_report_and_lets_the_cluster_go() -> None:
     message = "validation reward 0.960 reached stopAtReward 0.95; step 350 of 500, 0 of 2800 prompts skipped"
     assert conditions["Succeeded"][2] == message
     assert conditions["ClusterReady"][1] == "Deleted"
+    after = apply(plan, before)
+    assert after.finish_time == after.attempt_end_time == stamp(60)
     assert conditions["DriverRunning"] == ("False", "Exited", "copy-1 ended with exit code 0")
     status = apply(plan, before)
     assert (status.step, status.finish_time) == (350, stamp(60))
@@ -252,7 +267,8 @@ def test_a_cluster_is_kept_for_its_ttl_and_then_deleted() -> None:
     before = training(job=keep, driver=Driver("SUCCEEDED", 0), report=report(500, finished=FINISHED))
     plan, conditions = outcome(before)
     assert plan.actions == (ReleaseWorkers("copy-1", "cluster-1"),)  # the head alone has logs and a dashboard
-    assert conditions["ClusterReady"] == ("True", "KeptAfterFinish", f"kept until {stamp(160)} (ttlSecondsAfterFinished)")
+    words = f"the job has ended; its head is kept until {stamp(160)} (ttlSecondsAfterFinished)"
+    assert conditions["ClusterReady"] == ("False", "KeptAfterFinish", words)
     assert plan.requeue_after == pytest.approx(100.1)
     status = apply(plan, before).to_wire()
     finished = job(status, spec(ttlSecondsAfterFinished=100))
@@ -312,3 +328,11 @@ def test_transition_times_move_only_with_the_status() -> None:
 def test_a_field_that_another_version_wrote_is_dropped_not_fatal() -> None:
     before = training(job=job({**running(), "moonPhase": 3}))
     assert (decide(before).status_patch or {})["moonPhase"] is None
+
+
+def test_a_server_whose_port_is_taken_is_refused_by_its_own_reason() -> None:
+    bad = job(spec=spec(generation__server={"enabled": True, "port": 8265}))
+    plan, conditions = outcome(world(status={}, job=bad, clusters=(), pods=()))
+    assert conditions["Validated"][:2] == ("False", "ServerInvalid")
+    assert "spec.generation.server.port: 8265" in conditions["Validated"][2]
+    assert plan.actions == ()

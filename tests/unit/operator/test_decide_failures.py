@@ -6,22 +6,25 @@ from typing import Any
 
 import pytest
 
-from rljob_api.progress import Failed
+from rljob_api.progress import CheckpointInfo, Failed
 from rljob_operator.decide import decide
 from rljob_operator.plan import DeleteCluster, PersistAttempt, SubmitDriver
-from rljob_operator.world import Driver, Unreachable
+from rljob_operator.world import Driver, Unreachable, World
 
 from .builders import (
     UNKNOWN,
     apply,
     at,
+    before_cluster,
     cluster,
     failed,
     job,
     kinds,
+    merge,
     outcome,
     pod,
     pods,
+    preflight,
     report,
     running,
     spec,
@@ -57,7 +60,16 @@ def test_a_transient_exit_code_is_followed_by_another_attempt() -> None:
     assert (status.restarts, status.finish_time) == (1, None)
     assert conditions["Succeeded"][:2] == ("Unknown", "Restarting")
     assert conditions["DriverRunning"] == ("False", "Exited", "copy-1 ended with exit code 73 (RankLost)")
+    assert outcome(training(pods=(pod("worker"),)))[1]["DriverRunning"][2] == "copy-1 ended without a known exit code"
     assert kinds(plan) == [DeleteCluster]
+
+
+@pytest.mark.parametrize(("seen", "reason"), [(False, "NotSubmitted"), (True, "Exited")])
+def test_a_failed_attempt_says_whether_it_had_a_driver(seen: bool, reason: str) -> None:
+    silent = world(60, driver=Unreachable("timeout"))
+    status = apply(decide(silent), silent).to_wire()
+    before = world(9999, status, driver=Unreachable("timeout"), driver_seen=seen)
+    assert outcome(before)[1]["DriverRunning"][:2] == ("False", reason)
 
 
 def test_restarts_are_bounded() -> None:
@@ -67,6 +79,25 @@ def test_restarts_are_bounded() -> None:
     assert conditions["Succeeded"][:2] == ("False", "DriverFailed")
     assert "failurePolicy.maxRestarts 3 allows no other attempt" in conditions["Succeeded"][2]
     assert apply(plan, before).restarts == 5
+
+
+def test_attempts_that_all_go_on_from_the_same_checkpoint_are_bounded() -> None:
+    told = CheckpointInfo(step=100, path="runs/default/copy/step-000100-t000001")
+    status: dict[str, Any] = {}
+    for attempt in range(1, 5):
+        before = training(
+            job=job(merge(status, {**running(attempt), "attemptEndTime": None})),
+            clusters=(cluster(attempt),),
+            pods=pods(attempt),
+            driver=Driver("FAILED", 73),
+            report=report(150, attempt, checkpoint=told),
+        )
+        after = apply(decide(before), before)
+        status = after.to_wire()
+        assert after.last_failure is not None
+        assert (after.last_failure.checkpoint_step, after.last_failure.in_a_row) == (100, attempt)
+        assert after.restarts == after.restarts_since_progress == min(attempt, 3)
+        assert (after.finish_time is not None) == (attempt == 4)
 
 
 def test_a_newer_checkpoint_resets_the_count_of_restarts() -> None:
@@ -103,6 +134,12 @@ def test_a_lost_head_quotes_kuberays_event_when_the_pod_was_never_seen_dead() ->
     before = training(pods=(pod("worker"),), warning="DeletedHeadPod: exit 137")
     _, conditions = outcome(before)
     assert conditions["ClusterReady"][2] == "the head pod of copy-1 is gone: DeletedHeadPod: exit 137"
+
+
+def test_a_cluster_that_somebody_deletes_under_the_run_is_a_lost_head() -> None:
+    _, conditions = outcome(training(clusters=(cluster(deleting=True),)))
+    words = "RayCluster copy-1 is being deleted by someone else"
+    assert conditions["ClusterReady"] == ("False", "HeadLost", words)
 
 
 def test_a_loss_without_a_word_waits_a_moment_for_the_watch_to_tell_how() -> None:
@@ -202,6 +239,19 @@ def test_an_unreachable_driver_is_no_failure_before_the_stall_deadline() -> None
 # ---- Between attempts ----
 
 
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        (training(driver=Driver("FAILED", 73)), "copy-1-head, copy-1-worker, RayCluster copy-1"),
+        (before_cluster(pods=(preflight(ended=True),)), "copy-1-preflight"),
+        (world(60, clusters=(), pods=()), "none is known"),
+    ],
+    ids=["a run", "a preflight", "a cluster that somebody deleted"],
+)
+def test_a_failure_names_what_is_left_of_its_attempt(before: World, words: str) -> None:
+    assert outcome(before)[1]["Restarting"][2] == f"waiting for pods of attempt 1 to end: {words}"
+
+
 def test_the_next_attempt_waits_for_the_previous_ones_pods_by_name() -> None:
     plan, conditions = outcome(world(60, failed(), clusters=(), pods=(pod("worker", deleting=True),)))
     assert plan.actions == ()
@@ -242,3 +292,16 @@ def test_a_spec_made_invalid_between_attempts_starts_nothing() -> None:
     plan, conditions = outcome(world(60, job=job(failed(), spec(generation__parallelism={"tensor": 2})), clusters=(), pods=()))
     assert plan.actions == ()
     assert conditions["Succeeded"][1] == "Invalid"
+
+
+def test_a_pod_that_was_replaced_while_the_cluster_was_made_lends_a_later_loss_neither_its_name_nor_its_reason() -> None:
+    before = pod(name="copy-1-head-first", ended=True, disruption="PreemptionByScheduler", last_words="Error, exit code 1")
+    lost = pod(ended=True, ready=False, end_reason="OOMKilled", last_words="OOMKilled, exit code 137")
+    members = frozenset({lost.name, "copy-1-worker"})
+    moment = training(pods=(pod("worker"),), departed=(before, lost), members=members)
+    failure = apply(decide(moment), moment).last_failure
+    assert failure is not None
+    assert (failure.reason, failure.action) == ("OutOfMemory", "Restart")
+    assert failure.message == "the head pod copy-1-head is gone: OOMKilled, exit code 137"
+    silent = training(pods=(pod("worker"),), departed=(before,), members=members, incomplete_since=at(0))
+    assert outcome(silent)[1]["ClusterReady"] == ("False", "HeadLost", "the head pod of copy-1 is gone")

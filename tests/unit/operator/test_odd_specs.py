@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from rljob_api.manifest import MAX_DEPTH
+from rljob_api.manifest import MAX_DEPTH, MAX_LENGTH
 from rljob_operator.decide import decide, defect
 from rljob_operator.plan import Plan
 from rljob_operator.service import Service
@@ -61,6 +61,13 @@ def test_a_name_that_is_no_text_is_a_finding(pod_spec: dict[str, Any], message: 
 def test_a_spec_that_is_nested_too_deep_is_a_finding(depth: int, as_list: bool) -> None:
     plan, conditions = outcome(fresh(nested(depth, as_list)))
     assert conditions["Validated"] == ("False", "SpecUnreadable", f"spec: is nested more than {MAX_DEPTH} levels deep")
+    assert plan.actions == ()
+
+
+def test_a_spec_that_no_environment_variable_can_carry_is_a_finding() -> None:
+    plan, conditions = outcome(fresh({"spec": {"containers": [{"name": "logs", "args": ["x" * MAX_LENGTH]}]}}))
+    assert conditions["Validated"][:2] == ("False", "SpecUnreadable")
+    assert f"more than the {MAX_LENGTH} that an environment variable of its pods can carry" in conditions["Validated"][2]
     assert plan.actions == ()
 
 
@@ -135,8 +142,6 @@ async def test_the_log_tells_what_was_done_not_what_was_meant(caplog: pytest.Log
     caplog.set_level(logging.INFO, logger="rljob")
     kube = FakeCluster(spec())
     operator = Operator(kube, FakeRay(kube))
-    await operator.step()
-    assert "attempt 1 is counted" in caplog.text
     create = kube.create_cluster
 
     async def refuse(*_: Any) -> Any:
@@ -144,6 +149,7 @@ async def test_the_log_tells_what_was_done_not_what_was_meant(caplog: pytest.Log
 
     kube.create_cluster = refuse  # type: ignore[method-assign]
     await operator.step()
+    assert "attempt 1 is counted" in caplog.text
     assert "is created" not in caplog.text
     kube.create_cluster = create  # type: ignore[method-assign]
     await operator.step()

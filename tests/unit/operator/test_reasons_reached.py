@@ -6,9 +6,9 @@ from typing import Any, get_args
 
 from rljob_api.preflight import Chosen, Outcome, PassedOver
 from rljob_api.progress import PromptCounts
-from rljob_api.reasons import REASONS, ConditionType
+from rljob_api.reasons import EVENTS, REASONS, ConditionType
 from rljob_operator.classify import DISRUPTIONS
-from rljob_operator.decide import defect
+from rljob_operator.decide import decide, defect
 from rljob_operator.world import Driver, Refusal, Unreachable, World
 
 from .builders import (
@@ -66,6 +66,7 @@ MOMENTS = [
     training(job=job(running(), spec(suspend=True))),
     world(60, job=job(failed(), spec(suspend=True)), clusters=(), pods=()),
     world(clusters=(cluster(provisioned=None),), pods=()),
+    world(job=job(running(), spec(trainer__image="mended")), clusters=(cluster(provisioned=None),)),
     world(driver=UNKNOWN),
     world(driver=Driver("PENDING")),
     world(driver=Unreachable("x")),
@@ -98,6 +99,15 @@ MOMENTS = [
         report=report(5),
     ),
 ]
+
+
+def test_every_event_is_sent() -> None:
+    suspended = job(running(suspendTime=stamp(0), attemptEndTime=stamp(0), startTime=stamp(0)))
+    moments = [*MOMENTS, world(60, job=suspended, clusters=(), pods=())]
+    sent = {(one.type, one.reason) for moment in moments for one in decide(moment).events}
+    assert {(one.type, one.name) for one in EVENTS.values()} - sent == set()
+    known = EVENTS.keys() | {name for _, name in REASONS}
+    assert {reason for _, reason in sent} <= known
 
 
 def test_every_reason_is_reached() -> None:

@@ -1,18 +1,14 @@
-"""Whole lives of a job: the reconciler against a fake API server, KubeRay and Ray; and the same at random, with crashes."""
+"""Whole lives of a job: the reconciler against a fake API server, KubeRay and Ray."""
 
 from __future__ import annotations
 
-import asyncio
-
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from typing import Any
 
 from rljob_api.progress import CheckpointInfo
 from rljob_operator.api import ApiError
-from rljob_operator.world import Driver
 
 from .builders import FINISHED, found, report, spec, stamp
-from .fakes import FakeCluster, FakeRay, gone, later
+from .fakes import FakeCluster, FakeRay, later
 from .life import KEY, Operator, state
 
 
@@ -31,6 +27,27 @@ async def test_a_job_goes_from_nothing_to_succeeded(operator: Operator, kube: Fa
     assert (state(kube), kube.status()["step"], kube.clusters) == ("TargetReached", 350, {})
     assert kube.status()["validation"] == {"step": 350, "reward": "0.9700"}
     assert [event["reason"] for event in kube.events] == ["AttemptStarted", "DriverSubmitted", "TargetReached"]
+
+
+async def test_a_job_has_its_cluster_after_one_pass_and_eight_requests(kube: FakeCluster, ray: FakeRay) -> None:
+    """Three to look, the status, an event, what guards the pods (two), the cluster: with many jobs the server is the limit."""
+    operator = Operator(kube, ray)
+    assert await operator.step() == 1
+    assert (list(kube.clusters), kube.status()["attempt"], kube.status_writes, kube.requests) == (["copy-1"], 1, 1, 8)
+
+
+async def test_a_job_deleted_while_its_attempt_is_counted_gets_no_cluster(kube: FakeCluster, ray: FakeRay) -> None:
+    operator = Operator(kube, ray)
+    event = kube.create_event
+
+    async def deleted_right_after(*args: Any) -> None:
+        kube.jobs["copy"]["metadata"] |= {"deletionTimestamp": stamp(1), "generation": 2, "resourceVersion": "99"}
+        kube.tell(operator.store)
+        await event(*args)
+
+    kube.create_event = deleted_right_after  # type: ignore[method-assign]
+    await operator.step()
+    assert (await operator.step(), kube.clusters, kube.secrets) == (None, {}, {})
 
 
 async def test_a_finished_job_costs_no_request(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:
@@ -261,140 +278,3 @@ async def test_a_job_that_vanished_ends_the_work(operator: Operator, kube: FakeC
     del kube.jobs["copy"]
     assert await operator.reconciler.reconcile(KEY) == 0.0
     assert await operator.reconciler.reconcile(KEY) is None
-
-
-MOVES = [
-    "pass",
-    "pass",
-    "pass",
-    "blind pass",
-    "restart",
-    "kuberay",
-    "ready",
-    "ready",
-    "time",
-    "pods go",
-    "kill head",
-    "kill worker",
-    "driver fails",
-    "driver ends",
-    "progress",
-    "api down",
-    "ray down",
-    "ray up",
-    "swallow",
-    "edit",
-    "drop cluster",
-    "restart before clusters are listed",
-    "strip label",
-    "clock back",
-    "preflight ends",
-    "preflight ends",
-    "preflight refuses",
-    "preflight dies",
-    "drain worker",
-    "suspend",
-    "resume",
-]
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(st.sampled_from(MOVES), min_size=20, max_size=120), st.booleans())
-def test_attempts_never_overlap_and_nothing_is_submitted_twice_whatever_happens(moves: list[str], preflight: bool) -> None:
-    asyncio.run(_live(moves, preflight))
-
-
-async def _live(moves: list[str], preflight: bool) -> None:
-    # FakeCluster and FakeRay raise BrokenError when an attempt overlaps another, when its cluster comes before its preflight's
-    # end, or when a driver is submitted twice.
-    kube = FakeCluster(spec(failurePolicy={"maxRestarts": 1000}))
-    ray = FakeRay(kube)
-    operator = Operator(kube, ray, preflight=preflight)
-    attempts = [0]
-    for move in moves:
-        await _move(move, kube, ray, operator)
-        attempts.append(kube.status().get("attempt", 0))
-    assert attempts == sorted(attempts)
-    assert len(set(ray.submitted)) == len(ray.submitted)
-    assert kube.status_writes <= len(moves) * 3
-    await _settle(kube, ray, operator)
-    assert state(kube) == "TargetReached"
-
-
-async def _move(move: str, kube: FakeCluster, ray: FakeRay, operator: Operator) -> None:
-    name = next(iter(kube.clusters), None)
-    match move:
-        case "pass":
-            await operator.step()
-        case "blind pass":
-            await operator.step(told=False)
-        case "restart":
-            operator.restart()
-        case "kuberay":
-            kube.kuberay_makes_pods()
-        case "ready":
-            kube.pods_get_ready()
-        case "time":
-            later(kube, 30)
-        case "pods go":
-            kube.pods_without_cluster_go()
-        case "kill head" | "kill worker":
-            pod = f"{name}-head" if move == "kill head" else f"{name}-workers-worker"
-            if pod in kube.pods:
-                kube.kill_pod(pod)
-        case "driver fails" | "driver ends" if (name, name) in ray.jobs:
-            assert name is not None
-            failed = move == "driver fails"
-            ray.end(name, "FAILED" if failed else "SUCCEEDED", 73 if failed else 0)
-            if not failed:
-                ray.reports[name] = report(500, int(name.rsplit("-", 1)[1]), finished=FINISHED)
-        case "progress" if name is not None and ray.jobs.get((name, name)) == Driver("RUNNING"):
-            known = ray.reports.get(name)
-            ray.reports[name] = report((known.step if known else 0) + 7, int(name.rsplit("-", 1)[1]))
-        case "api down":
-            kube.fail_next.append(gone())
-        case "ray down" | "ray up":
-            ray.reachable = move == "ray up"
-        case "swallow":
-            ray.swallow_answers = 1
-        case "edit":
-            kube.edit("copy", kube.jobs["copy"]["spec"])
-        case "restart before clusters are listed":
-            operator.restart()
-            for one in kube.clusters:
-                operator.store.clusters.drop(("default", one))
-        case "strip label" if name is not None:
-            kube.clusters[name]["metadata"]["labels"] = {}
-            kube._touch(kube.clusters[name])
-        case "clock back":
-            later(kube, -45)
-        case "preflight ends":
-            kube.preflights_end(found("Fresh"))
-        case "preflight refuses":
-            kube.preflights_end(found("Corrupt"))
-        case "preflight dies":
-            kube.preflights_end(None)
-        case "drain worker" if f"{name}-workers-worker" in kube.pods:
-            kube.drain_pod(f"{name}-workers-worker")
-        case "suspend" | "resume":
-            kube.edit("copy", kube.jobs["copy"]["spec"] | {"suspend": move == "suspend"})
-        case "drop cluster" if name is not None:
-            del kube.clusters[name]
-
-
-async def _settle(kube: FakeCluster, ray: FakeRay, operator: Operator) -> None:
-    """Whatever happened, a quiet world brings the job to its end."""
-    ray.reachable, kube.fail_next = True, []
-    await _move("resume", kube, ray, operator)
-    for _ in range(60):
-        await operator.step()
-        kube.pods_without_cluster_go()
-        kube.kuberay_makes_pods()
-        kube.pods_get_ready()
-        kube.preflights_end(found("Fresh"))
-        later(kube, 20)
-        for cluster, submission in list(ray.jobs):
-            if cluster in kube.clusters and ray.jobs[cluster, submission].status == "RUNNING":
-                await _move("driver ends", kube, ray, operator)
-        if kube.status().get("finishTime"):
-            return

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from rljob_api.progress import Failed
+from rljob_api.progress import Failed, Finished
 from rljob_operator.decide import decide
 from rljob_operator.world import Driver
 
-from .builders import FINISHED, apply, at, job, outcome, report, running, spec, stamp, training
+from .builders import FINISHED, apply, at, job, outcome, pod, report, running, spec, stamp, training
 from .fakes import FakeCluster, FakeRay, later
 from .life import Operator, state
 
@@ -28,8 +28,9 @@ def test_a_report_of_failure_wins_over_rays_success() -> None:
     assert (after.last_failure.reason, after.last_failure.exit_code) == ("DriverFailed", 80)
 
 
-def test_a_report_of_a_permanent_failure_ends_the_job_though_ray_reports_success() -> None:
-    told = report(500, phase="Failed", finished=FINISHED, failed=Failed(exit_code=78, message="loss is nan"))
+@pytest.mark.parametrize("finished", [FINISHED, None], ids=["finished", "all steps"])
+def test_a_report_of_a_permanent_failure_ends_the_job_though_ray_reports_success(finished: Finished | None) -> None:
+    told = report(500, phase="Failed", finished=finished, failed=Failed(exit_code=78, message="loss is nan"))
     _, conditions = outcome(training(driver=ENDED, report=told))
     assert conditions["Succeeded"][:2] == ("False", "DriverFailed")
 
@@ -99,3 +100,8 @@ async def test_a_last_report_that_never_comes_fails_the_attempt() -> None:
         await operator.step()
         later(kube, 15)
     assert "left no report that it finished" in kube.status()["lastFailure"]["message"]
+
+
+def test_pods_that_go_explain_an_end_that_was_none() -> None:
+    before = training(driver=ENDED, report=report(3), pods=(pod(),), ended_since=at(59))
+    assert outcome(before)[1]["ClusterReady"][1] == "WorkerLost"

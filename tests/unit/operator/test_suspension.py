@@ -47,6 +47,8 @@ def test_the_driver_is_asked_for_a_save_first() -> None:
     assert apply(plan, before).suspend_time == stamp(60)
     assert conditions["Suspended"][:2] == ("False", "Suspending")
     assert conditions["Succeeded"][1] == "Suspended"
+    # What trains on until it has saved is still told.
+    assert [conditions[one][0] for one in ("ClusterReady", "DriverRunning", "Progressing")] == ["True"] * 3
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,11 @@ def test_the_pods_go_when_it_has_saved_or_can_not(changes: dict[str, Any]) -> No
     assert status.attempt_end_time is not None
     assert (status.restarts, status.last_failure) == (0, None)
     assert conditions["Suspended"][0] == "False"
+    assert [conditions[one][:2] for one in ("ClusterReady", "DriverRunning", "Progressing")] == [
+        ("False", "Deleted"),
+        ("False", "NotSubmitted"),
+        ("False", "NotStarted"),
+    ]
 
 
 def test_a_save_that_takes_its_time_is_waited_for() -> None:

@@ -28,6 +28,7 @@ def test_every_series_of_a_job_names_it_and_the_states_of_its_prompts_add_up() -
     who = 'namespace="default",name="copy"'
     assert samples(page, "rljob_attempt") == {f"{{{who}}}": "2"}
     assert samples(page, "rljob_step") == {f"{{{who}}}": "7"}
+    assert samples(page, "rljob_restarts_total") == {f"{{{who}}}": "1"}
     states = samples(page, "rljob_prompts")
     assert sum(map(int, states.values())) == 36
     assert states[f'{{{who},state="skipped"}}'] == "8"
@@ -44,8 +45,10 @@ def test_a_job_that_is_gone_has_no_series_and_the_operators_own_stay() -> None:
 
 def test_each_family_is_declared_once_before_its_samples() -> None:
     page = render([job(running(), name=name) for name in ("a", "b")], Process())
-    declared = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
-    assert len(declared) == len(set(declared))
+    declared = [line.split()[2:] for line in page.splitlines() if line.startswith("# TYPE")]
+    names = [name for name, _ in declared]
+    assert len(names) == len(set(names))
+    assert all((kind == "counter") == name.endswith("_total") for name, kind in declared)
     assert len(samples(page, "rljob_attempt")) == 2
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rljob_api.progress import CheckpointInfo
+from rljob_operator.api import ApiError
 from rljob_operator.decide import decide
 
 from .builders import FINISHED, cluster, failed, job, outcome, report, running, spec, stamp, training, world
@@ -101,7 +102,7 @@ async def test_a_new_job_of_the_same_name_chooses_its_own_volume(operator: Opera
 async def test_a_claim_edited_before_the_cluster_is_made_is_waited_for(
     operator: Operator, kube: FakeCluster, ray: FakeRay
 ) -> None:
-    await operator.step()
+    await operator.count()
     kube.edit("copy", spec(checkpoint__volume={"claimName": "late"}))
     for _ in range(3):
         later(kube, 900)
@@ -117,7 +118,7 @@ async def test_a_claim_edited_before_the_cluster_is_made_is_waited_for(
 async def test_a_spec_made_invalid_before_the_cluster_is_made_says_so_and_recovers(
     operator: Operator, kube: FakeCluster, ray: FakeRay
 ) -> None:
-    await operator.step()
+    await operator.count()
     kube.edit("copy", spec(generation__parallelism={"tensor": 2}))
     await operator.step()
     assert (kube.clusters, state(kube)) == ({}, "Invalid")
@@ -128,3 +129,35 @@ async def test_a_spec_made_invalid_before_the_cluster_is_made_says_so_and_recove
     kube.kuberay_makes_pods()
     await operator.step()
     assert (list(kube.clusters), state(kube)) == (["copy-1"], "Provisioning")
+
+
+async def test_an_edit_that_comes_while_the_attempt_is_counted_is_looked_at_before_anything_is_made(
+    operator: Operator, kube: FakeCluster, ray: FakeRay
+) -> None:
+    event = kube.create_event
+
+    async def edited_right_after(*args: Any) -> None:
+        kube.edit("copy", spec(checkpoint__volume={"claimName": "late"}))
+        kube.tell(operator.store)
+        kube.create_event = event  # type: ignore[method-assign]
+        await event(*args)
+
+    kube.create_event = edited_right_after  # type: ignore[method-assign]
+    assert await operator.step() == 0
+    assert (kube.status()["attempt"], kube.clusters, kube.secrets) == (1, {}, {})
+    await operator.step()
+    assert kube.condition("ClusterReady")["reason"] == "VolumeMissing"
+
+
+async def test_the_volume_of_a_cluster_that_was_never_made_may_be_changed(
+    operator: Operator, kube: FakeCluster, ray: FakeRay
+) -> None:
+    kube.refuse_create = ApiError(403, "Forbidden", "exceeded quota", "POST")
+    await operator.step()
+    assert kube.status()["checkpointVolume"]["claimName"] == "copy-checkpoints"
+    kube.claims.add("other")
+    kube.edit("copy", spec(checkpoint__volume=OTHER))
+    kube.refuse_create = None
+    await operator.step()
+    assert claims(kube.clusters["copy-1"]) == ["other"]
+    assert kube.status()["checkpointVolume"]["claimName"] == "other"

@@ -27,6 +27,7 @@ from rljob_workload.core.simulation.auditor import (
     Saved,
     Skipped,
     Trained,
+    Withdrawn,
 )
 from rljob_workload.core.simulation.mutants import MUTANTS
 from rljob_workload.core.simulation.settings import RULES, SOURCES, SettingsError, SimSettings, random_schedule
@@ -41,6 +42,7 @@ def test_random_schedules_lose_nothing_and_train_nothing_twice(hundred: int) -> 
     assert (tally.schedules, tally.lost, tally.trained_twice, tally.invariant_violations) == (100, 0, 0, 0)
     assert tally.crashes > 200
     assert tally.answered_again_after_crashes > 0
+    assert tally.withdrawn_tries > 500
 
 
 # Without shrinking: the schedules are small, and the command that repeats one is printed.
@@ -74,6 +76,7 @@ def test_random_schedules_lose_nothing_and_train_nothing_twice(hundred: int) -> 
         train_time=st.sampled_from((0.0, 5.0)),
         answer_timeout=st.sampled_from((2.5, 30.0)),
         vary=st.booleans(),
+        withdrawal_rate=st.sampled_from((0.0, 0.02, 0.2)),
     )
 )
 def test_no_edge_of_the_settings_loses_a_prompt(drawn: SimSettings) -> None:
@@ -133,6 +136,7 @@ def test_the_rivals_lose_or_repeat_where_the_ledger_does_neither() -> None:
         ({"prompts": 0}, "--prompts 0: at least 1"),
         ({"crashes": -1}, "--crashes -1"),
         ({"failure_rate": 1.0}, "--failure-rate 1.0"),
+        ({"withdrawal_rate": -0.1}, "--withdrawal-rate -0.1"),
         ({"rule": "hope"}, "--rule hope: one of ledger"),
         ({"save_every": 0}, "--save-every 0"),
         ({"bad_rows": 0.5}, "--bad-rows 0.5"),
@@ -177,7 +181,7 @@ def test_the_auditor_counts_what_the_final_weights_never_saw() -> None:
 
 def test_the_auditor_follows_the_lineage_and_forgets_what_a_crash_undid() -> None:
     life = Resumed(1, 1, True, 2, 1, (2,))
-    verdict = audited(*trained(0, 1), Asked(2, 2, 0), Saved(1), *trained(2, step=2), life, *trained(2, step=2))
+    verdict = audited(*trained(0, 1), Asked(2, 2, 0), Saved(1), *trained(2, step=2)[1:], life, *trained(2, step=2))
     assert (verdict.lost, verdict.trained_twice, verdict.violations) == (0, 0, 0)
     assert (verdict.rolled_back_prompts, verdict.extra_answers, verdict.asked_again_after_crash) == (1, 1, 1)
 
@@ -194,7 +198,20 @@ def test_the_auditor_follows_the_lineage_and_forgets_what_a_crash_undid() -> Non
         ([Asked(0, 0, 0), Failed(0), Skipped(0, "RetryBudgetExhausted")], "skipped as RetryBudgetExhausted"),
         ([Skipped(0, "PromptTooLong")], "skipped as PromptTooLong"),
         ([Evicted(0)], "evicted without answers"),
-        ([Failed(0), Failed(0), Failed(0)], "tried 3 times"),
+        ([Asked(0, 0, 0), Failed(0)] * 3, "tried 3 times"),
+        ([Failed(0)], "failed though no try"),
+        ([Answered(0, 2, 0, False)], "answered though no try"),
+        ([Asked(0, 0, 0), Asked(0, 0, 0)], "asked though it is being answered"),
+        ([Withdrawn(0)], "withdrawn though no try"),
+        ([*trained(0), Withdrawn(0)], "withdrawn though no try"),
+        ([Asked(0, 0, 0), Answered(0, 2, 0, False), Withdrawn(0)], "withdrawn though no try"),
+        ([Asked(0, 0, 0), Failed(0), Withdrawn(0)], "withdrawn though no try"),
+        ([Asked(0, 0, 0), Withdrawn(0), Withdrawn(0)], "withdrawn though no try"),
+        ([Asked(0, 0, 0), Withdrawn(0), Failed(0)], "failed though no try"),
+        ([Asked(0, 0, 0), Withdrawn(0), Answered(0, 2, 0, False)], "answered though no try"),
+        ([*[Asked(0, 0, 0), Withdrawn(0)] * 9, Skipped(0, "RetryBudgetExhausted")], "skipped as RetryBudgetExhausted"),
+        ([Asked(0, 0, 0), Saved(1), Resumed(1, 1, True, 2, 1, (0,)), Withdrawn(0)], "withdrawn though no try"),
+        ([Asked(0, 0, 0), Withdrawn(0), Saved(1), Resumed(1, 1, True, 2, 1, ())], r"prompts \[0\] are wrongly"),
         ([*trained(0), Reported(1, 2, 0, 0)], "the ledger says"),
         ([*trained(0), Saved(1), Resumed(1, 1, True, 2, 1, (0,))], r"prompts \[0\] are wrongly"),
         ([Asked(0, 0, 0), Answered(0, 2, 0, False, one_try=False)], "a try that had been given up"),
@@ -208,7 +225,15 @@ def test_the_auditor_names_what_must_not_be(events: list[auditor.Event], message
 
 
 def test_a_justified_skip_is_none_of_its_business() -> None:
-    assert audited(Skipped(3, "PromptTooLong"), Failed(0), Failed(0), Skipped(0, "RetryBudgetExhausted")).violations == 0
+    failed = [Asked(0, 0, 0), Failed(0)]
+    assert audited(Skipped(3, "PromptTooLong"), *failed, *failed, Skipped(0, "RetryBudgetExhausted")).violations == 0
+
+
+def test_a_withdrawn_prompt_may_be_asked_again_as_often_as_it_is_withdrawn_and_is_lost_when_it_is_not() -> None:
+    withdrawn = [Asked(0, 0, 0), Withdrawn(0)]
+    again = audited(*withdrawn * 5, *trained(0), Ended(0, stalled=False))
+    assert (again.lost, again.trained_twice, again.violations, again.withdrawn) == (0, 0, 0, 5)
+    assert audited(*trained(1), *withdrawn).lost_ordinals == [0]
 
 
 def test_schedules_cover_both_sources_and_every_switch() -> None:

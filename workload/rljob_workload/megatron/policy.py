@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
 
 from rljob_workload.algorithm.batch import TrainRow, TrainStats
 from rljob_workload.algorithm.grpo import grpo_terms
@@ -22,8 +23,8 @@ from rljob_workload.megatron.settings import ModelSettings
 from rljob_workload.megatron.shim import optimizer as optimizer_fixes
 
 
-def init_process_groups(settings: ModelSettings, *, rank: int, world: int, address: str, timeout: float) -> None:
-    """Join the ranks and build Megatron's process groups."""
+def init_process_groups(settings: ModelSettings, *, rank: int, world: int, store: Store, timeout: float) -> None:
+    """Join the ranks, which have met in the store (`meeting.meet`), and build Megatron's process groups. `timeout`: seconds."""
     device.prepare()
     device.require(settings.transformer, gpus=settings.gpus, inference_optimized=settings.inference_optimized)
     from megatron.core import parallel_state, tensor_parallel
@@ -31,7 +32,7 @@ def init_process_groups(settings: ModelSettings, *, rank: int, world: int, addre
     device.prepare_attention()
     dist.init_process_group(
         device.backend(),
-        init_method=f"tcp://{address}",
+        store=store,
         rank=rank,
         world_size=world,
         timeout=datetime.timedelta(seconds=timeout),

@@ -184,7 +184,7 @@ def _source(order: Order, origin: CheckpointSource) -> tuple[Checkpoint, str]:
             choice = RunDirectory(root / path).choose(order.spec.checkpoint.verify, check=_books_of)
             if choice.name is None:
                 why = "; ".join(f"{one.name}: {one.why}" for one in choice.passed_over) or "no checkpoint is in it"
-                raise _RefusedError("Corrupt", f"{where}: {why}")
+                raise _RefusedError("Corrupt", f"{where}: {why}; name another run, or leave spec.checkpoint.from out")
             path = f"{path}/{choice.name}"
         checkpoint = open_checkpoint(root / path, order.spec.checkpoint.verify, buffer=False)
         _books_of(checkpoint)

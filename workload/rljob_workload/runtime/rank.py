@@ -25,6 +25,7 @@ from rljob_workload.core.handover import Handover, Passage, Phase
 from rljob_workload.core.slices import SliceGoal
 from rljob_workload.core.weight_digest import Staged, WeightDigest
 from rljob_workload.data.builtin import load_builtin
+from rljob_workload.megatron import meeting
 from rljob_workload.runtime.concurrency import control
 from rljob_workload.runtime.logs import log_to_file
 
@@ -94,20 +95,26 @@ class Rank:
         self._record = directory / "trained" / f"rank-{place.rank:05d}.jsonl"
         #: Whether the record's directory is known to be there.
         self._recorded = False
+        #: Rank 0's, until the ranks have met.
+        self._listener: socket.socket | None = None
 
-    def address(self) -> str:
-        """A free address on this rank's node, where the ranks meet (asked of rank 0)."""
-        import ray
+    def address(self, host: str | None = None) -> str:
+        """An address on this rank's node, where the ranks meet (asked of rank 0, which holds it from now on).
 
-        host = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            return f"{host}:{probe.getsockname()[1]}"
+        `host`: of this node; the one that Ray knows unless given.
+        """
+        if host is None:
+            import ray
+
+            host = str(ray.util.get_node_ip_address())
+        self._listener = meeting.listen(host)
+        return meeting.address_of(self._listener)
 
     def setup(self, address: str, fresh: bool = True) -> dict[str, float]:
         """Join the other ranks, build the policy and, once for the whole run, the engine.
 
-        `fresh` False: a checkpoint will be loaded, so pretrained weights are not read.
+        `address`: what rank 0's `address` has named. `fresh` False: a checkpoint will be loaded, so pretrained weights are not
+        read.
         """
         self._activity = "Loading"
         began = time.monotonic()
@@ -122,7 +129,9 @@ class Rank:
         settings = model_settings(self._spec, fresh=fresh)
         timeout = float(self._spec.deadlines.first_step_seconds)
         place = self._place
-        init_process_groups(settings, rank=place.rank, world=place.world, address=address, timeout=timeout)
+        listener, self._listener = self._listener, None
+        store = meeting.meet(address, rank=place.rank, world=place.world, timeout=timeout, listener=listener)
+        init_process_groups(settings, rank=place.rank, world=place.world, store=store, timeout=timeout)
         imported = time.monotonic()
         task = load_builtin(str(self._spec.data.builtin))
         self._policy = Policy(settings)

@@ -2,8 +2,9 @@
 
 The auditor is told which row was asked under which ordinal, what was answered, trained, saved and resumed. From this and the
 lineage of the weights alone it recomputes what was lost and what was trained twice, and checks every step of the way: that
-an ordinal is always the row that the stream has there, that nothing is asked while its answers are at hand, that a prompt is
-skipped only for a cause that really holds, and that the ledger's own numbers agree. It imports nothing from the core.
+an ordinal is always the row that the stream has there, that nothing is asked while it is being answered or its answers are at
+hand, that answers, failures and withdrawals are those of a try that was asked for and not given up, that a prompt is skipped
+only for a cause that really holds, and that the ledger's own numbers agree. It imports nothing from the core.
 """
 
 from __future__ import annotations
@@ -36,6 +37,13 @@ class Answered:
 @dataclass(frozen=True, slots=True)
 class Failed:
     """One try is lost."""
+
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """One try is given up by no fault of the prompt: it is none of those that the retry budget counts."""
 
     ordinal: int
 
@@ -108,7 +116,7 @@ class Ended:
     stalled: bool
 
 
-Event = Asked | Answered | Failed | Evicted | Filtered | Skipped | Trained | Saved | Resumed | Reported | Ended
+Event = Asked | Answered | Failed | Withdrawn | Evicted | Filtered | Skipped | Trained | Saved | Resumed | Reported | Ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +138,8 @@ class Verdict:
     rolled_back_prompts: int = 0
     extra_answers: int = 0
     asked_again_after_crash: int = 0
+    #: Tries that were given up by no fault of their prompt, rolled back ones too.
+    withdrawn: int = 0
     violations: int = 0
     lost_ordinals: list[int] = field(default_factory=list)
     examples: list[str] = field(default_factory=list)
@@ -145,6 +155,8 @@ class Lineage:
         self.skipped: dict[int, str] = {}
         self.answers: dict[int, Answered] = {}
         self.failures: Counter[int] = Counter()
+        #: Prompts that were asked, and whose try has neither been answered nor given up. A new life begins without any.
+        self.open: set[int] = set()
 
     def done(self, ordinal: int) -> bool:
         return ordinal in self.trained or ordinal in self.filtered or ordinal in self.skipped
@@ -156,10 +168,15 @@ class Lineage:
         match event:
             case Asked(ordinal):
                 self.high = max(self.high, ordinal + 1)
+                self.open.add(ordinal)
             case Answered(ordinal):
                 self.answers[ordinal] = event
+                self.open.discard(ordinal)
             case Failed(ordinal):
                 self.failures[ordinal] += 1
+                self.open.discard(ordinal)
+            case Withdrawn(ordinal):
+                self.open.discard(ordinal)
             case Evicted(ordinal):
                 self.answers.pop(ordinal, None)
             case Filtered(ordinal):
@@ -198,6 +215,7 @@ class Auditor:
                 pass
             case _:
                 self._answers += isinstance(event, Answered)
+                self._verdict.withdrawn += isinstance(event, Withdrawn)
                 self._journal.append(event)
                 self._now.apply(event)
 
@@ -236,9 +254,14 @@ class Auditor:
                     self._violation(f"prompt {ordinal} was asked though it is done")
                 elif ordinal in now.answers:
                     self._violation(f"prompt {ordinal} was asked though its answers are there")
+                elif ordinal in now.open:
+                    self._violation(f"prompt {ordinal} was asked though it is being answered")
             case Answered(ordinal, one_try=one_try):
                 if not one_try:
                     self._violation(f"prompt {ordinal} took answers of a try that had been given up")
+                self._check_open(ordinal, "answered")
+            case Withdrawn(ordinal):
+                self._check_open(ordinal, "withdrawn")
             case Evicted(ordinal):
                 if ordinal not in now.answers:
                     self._violation(f"prompt {ordinal} was evicted without answers")
@@ -252,6 +275,7 @@ class Auditor:
                 if not self._justified(ordinal, cause):
                     self._violation(f"prompt {ordinal} was skipped as {cause}, which does not hold")
             case Failed(ordinal):
+                self._check_open(ordinal, "failed")
                 if now.failures[ordinal] > self._facts.retry_budget:
                     self._violation(f"prompt {ordinal} was tried {now.failures[ordinal] + 1} times, above its retry budget")
             case Reported():
@@ -265,6 +289,10 @@ class Auditor:
                     self._violation(f"the finished run has {live} live prompts")
             case _:
                 pass
+
+    def _check_open(self, ordinal: int, what: str) -> None:
+        if ordinal not in self._now.open:
+            self._violation(f"prompt {ordinal} was {what} though no try of it was under way")
 
     def _check_trained(self, step: int, ordinals: Iterable[int]) -> None:
         for ordinal in ordinals:
@@ -300,6 +328,7 @@ class Auditor:
             self._now = Lineage()
             for past in self._journal:
                 self._now.apply(past)
+        self._now.open = set()
         self._verdict.rolled_back_prompts += trained - sum(self._now.trained.values())
         self._max_age = event.max_age
         kept = {o: a for o, a in self._now.answers.items() if event.buffer and self._usable(a, event)}

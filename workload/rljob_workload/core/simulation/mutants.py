@@ -1,11 +1,13 @@
 """Bookkeeping mistakes on purpose: each of them has to be caught by the auditor, or the proof proves nothing.
 
 A mutant replaces one method of the core for the length of a run. Most keep the ledger's own sums intact, so that its checks
-see nothing: it is the auditor that has to. All but the first two are mistakes that real systems have shipped.
+see nothing: it is the auditor that has to. All but the first two and those of withdrawals are mistakes that real systems have
+shipped.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -213,6 +215,56 @@ def _age_limit_off_by_one(original: Any) -> Any:
     return too_old
 
 
+def _withdrawn_try_left_in_flight(original: Any) -> Any:
+    def withdraw(self: Rollouts, group: Group) -> None:
+        """Nothing happens."""
+
+    return withdraw
+
+
+def _withdrawn_prompt_in_two_places(original: Any) -> Any:
+    def withdraw(self: Rollouts, group: Group) -> None:
+        if self.is_open(group):  # the group stays open
+            self.ledger.reopen(group.ordinal)
+            heapq.heappush(self._waiting, group.ordinal)
+
+    return withdraw
+
+
+def _withdrawal_counted_as_a_failure(original: Any) -> Any:
+    def withdraw(self: Rollouts, group: Group) -> None:
+        original(self, group)
+        self.ledger._live[group.ordinal].failures += 1
+
+    return withdraw
+
+
+def _withdrawn_prompt_dropped(original: Any) -> Any:
+    def withdraw(self: Rollouts, group: Group) -> None:
+        if self.is_open(group):
+            original(self, group)
+            self._waiting.remove(group.ordinal)
+            heapq.heapify(self._waiting)
+
+    return withdraw
+
+
+def _withdrawal_forgives_failures(original: Any) -> Any:
+    def withdraw(self: Rollouts, group: Group) -> None:
+        original(self, group)
+        self.ledger._live[group.ordinal].failures = 0
+
+    return withdraw
+
+
+def _withdrawn_try_and_the_next_alike(original: Any) -> Any:
+    def withdraw(self: Rollouts, group: Group) -> None:
+        original(self, group)
+        self._tries[group.ordinal] -= 1
+
+    return withdraw
+
+
 MUTANTS = (
     Mutant("horizon off by one", ReplayableSource, "restore", _horizon_off_by_one, "replayable"),
     Mutant("commit not idempotent", Ledger, "commit", _commit_not_idempotent),
@@ -227,6 +279,12 @@ MUTANTS = (
     Mutant("save within a step", rollouts, "snapshot", _snapshot_within_a_step),
     Mutant("retry counts not saved", resume, "ledger_from_json", _failures_not_saved),
     Mutant("late answers of a failed try taken", Rollouts, "arrive", _late_answers_taken),
+    Mutant("withdrawn try left in flight", Rollouts, "withdraw", _withdrawn_try_left_in_flight),
+    Mutant("withdrawn prompt in flight and waiting", Rollouts, "withdraw", _withdrawn_prompt_in_two_places),
+    Mutant("withdrawal counted as a failed try", Rollouts, "withdraw", _withdrawal_counted_as_a_failure),
+    Mutant("withdrawn prompt never dispatched again", Rollouts, "withdraw", _withdrawn_prompt_dropped),
+    Mutant("withdrawal forgets the failed tries", Rollouts, "withdraw", _withdrawal_forgives_failures),
+    Mutant("answers of a withdrawn try taken for the next one's", Rollouts, "withdraw", _withdrawn_try_and_the_next_alike),
     Mutant("restored buffer answered again", resume, "_restore_buffer", _buffer_answered_again),
     Mutant("age limit off by one", Window, "too_old", _age_limit_off_by_one),
 )

@@ -36,6 +36,7 @@ class Tally:
     operations: int = 0
     skipped: int = 0
     answered_again_after_crashes: int = 0
+    withdrawn_tries: int = 0
     lost: int = 0
     trained_twice: int = 0
     invariant_violations: int = 0
@@ -48,6 +49,7 @@ class Tally:
         self.operations += outcome.operations
         self.skipped += outcome.counts.skipped
         self.answered_again_after_crashes += outcome.verdict.asked_again_after_crash
+        self.withdrawn_tries += outcome.verdict.withdrawn
         self.lost += outcome.verdict.lost
         self.trained_twice += outcome.verdict.trained_twice
         self.invariant_violations += outcome.violations
@@ -102,7 +104,7 @@ def rival(task: tuple[tuple[str, str, bool], float]) -> dict[str, Any]:
     (name, rule, buffer), failure_rate = task
     settings = SimSettings(
         seed=1, prompts=19_200, rows=30_000, crashes=17, failure_rate=failure_rate, rule=rule, load_replay_buffer=buffer,
-        filter_rate=0.0, bad_rows=0.0, answer_timeout=1000.0, free_order=name != WAITING,
+        withdrawal_rate=0.0, filter_rate=0.0, bad_rows=0.0, answer_timeout=1000.0, free_order=name != WAITING,
     )  # fmt: skip
     outcome = World(settings).run()
     verdict = outcome.verdict

@@ -27,7 +27,7 @@ def summary(result: Mapping[str, Any]) -> str:
     """What the proof found, for the terminal."""
     lines = [
         f"{result['schedules']:,} schedules, {result['prompts']:,} prompts, {result['crashes']:,} crashes, "
-        f"{result['operations']:,} operations checked",
+        f"{result['withdrawn_tries']:,} withdrawn tries, {result['operations']:,} operations checked",
         f"lost {result['lost']}, trained twice {result['trained_twice']}, violations {result['invariant_violations']}; "
         f"{result['answered_again_after_crashes']:,} prompts answered again after crashes, exactly those without saved answers",
     ]
@@ -60,8 +60,9 @@ def _generated(result: Mapping[str, Any]) -> str:
     return (
         "\n" + "\n".join(rules) + "\n\n![Prompts lost and trained again, by rule](lossless.svg)\n\n"
         f"Schedules: **{result['schedules']:,}** ({result['prompts']:,} prompts, {result['crashes']:,} crashes, "
-        f"{result['operations']:,} operations, the books checked after each). Lost **{result['lost']}**, trained twice "
-        f"**{result['trained_twice']}**, violations **{result['invariant_violations']}**. Answered again after crashes: "
+        f"{result['withdrawn_tries']:,} withdrawn tries, {result['operations']:,} operations, the books checked after each). "
+        f"Lost **{result['lost']}**, trained twice **{result['trained_twice']}**, violations "
+        f"**{result['invariant_violations']}**. Answered again after crashes: "
         f"{result['answered_again_after_crashes']:,} prompts, each time exactly those whose answers were in no checkpoint.\n\n"
         + "\n".join(mutants)
         + "\n\n"

@@ -22,6 +22,7 @@ def report(outcome: Outcome) -> dict[str, Any]:
         "rolled_back_prompts": verdict.rolled_back_prompts,
         "extra_answers": verdict.extra_answers,
         "answered_again_after_crashes": verdict.asked_again_after_crash,
+        "withdrawn_tries": verdict.withdrawn,
         "invariant_violations": outcome.violations,
         "violations": [*verdict.examples, *outcome.refused],
         "crashes": outcome.crashes,
@@ -42,7 +43,8 @@ def text_of(outcome: Outcome) -> str:
         f"+ buffered {counts.buffered} + in flight {counts.in_flight} + pending {counts.pending} "
         f"+ retryable {counts.retryable} + skipped {counts.skipped}",
         f"skipped: {by_cause or 'none'}",
-        f"rolled back {verdict.rolled_back_prompts} prompts, {verdict.extra_answers} extra answers",
+        f"rolled back {verdict.rolled_back_prompts} prompts, {verdict.extra_answers} extra answers, "
+        f"{verdict.withdrawn} tries withdrawn",
         f"LOST {verdict.lost}  TRAINED TWICE {verdict.trained_twice}  INVARIANT VIOLATIONS {outcome.violations}",
         *(f"  {text}" for text in (*verdict.examples, *outcome.refused)),
     ]

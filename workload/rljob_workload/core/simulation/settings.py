@@ -25,6 +25,8 @@ class SimSettings:
     crashes: int = 5
     #: Share of tries that fail.
     failure_rate: float = 0.02
+    #: Share of tries that are withdrawn by no fault of their prompt; each time half of all others under way go with it.
+    withdrawal_rate: float = 0.005
     rule: str = "ledger"
     source: str = "seekable"
     load_replay_buffer: bool = True
@@ -69,7 +71,7 @@ class SimSettings:
         }.items():
             if getattr(self, name) < low:
                 raise SettingsError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least {low}")
-        for name in ("failure_rate", "filter_rate"):
+        for name in ("failure_rate", "withdrawal_rate", "filter_rate"):
             if not 0 <= getattr(self, name) < 1:
                 raise SettingsError(f"--{name.replace('_', '-')} {getattr(self, name)}: from 0 to below 1")
         for name in ("spread", "train_time", "answer_timeout"):
@@ -129,4 +131,5 @@ def random_schedule(seed: int) -> SimSettings:
         answer_timeout=pick((3.0, 40.0)),
         vary=pick((True, False)),
         free_order=pick((True, False)),
+        withdrawal_rate=pick((0.0, 0.02, 0.1)),
     )

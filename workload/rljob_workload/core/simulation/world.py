@@ -2,7 +2,7 @@
 
 A life is what one process lives through, from its resume to its crash. Between lives only published checkpoints stay, as
 text. Answer times are heavy-tailed, tries fail, some rows always fail or never return; answers also arrive while a step is
-being trained and saved.
+being trained and saved. Tries are withdrawn in bursts, as when an agent ends that had many prompts.
 """
 
 from __future__ import annotations
@@ -171,6 +171,9 @@ class Life:
         self._sequence = 0
         #: Zero-variance groups, by the try that they belong to.
         self._equal: set[tuple[int, int]] = set()
+        #: The newest try of every prompt, numbered here: what the core calls its tries is not asked.
+        self._try_of: dict[int, int] = {}
+        self._tries = 0
         self._steps = self.version + -(-max(0, sizes.prompts - self.trained) // sizes.prompts_per_step)
         self.rollouts = self._make()
 
@@ -297,6 +300,8 @@ class Life:
                 self._arrive(what)
             case "failure":
                 self._fail(what)
+            case "withdrawal":
+                self._withdraw(what)
             case _:
                 for group in self.rollouts.overdue(self.now):
                     self._lost(group)
@@ -328,21 +333,25 @@ class Life:
     def _ask(self, request: Request) -> None:
         ordinal, row = request.tag[0], request.tokens[1]
         self._observe(audit.Asked(ordinal, row, self.version))
+        self._tries += 1
+        self._try_of[ordinal] = self._tries
         self._at(self.now + self.sizes.answer_timeout * 1.000001, "deadline", None)
+        if self.sizes.withdrawal_rate and self.rng.random() < self.sizes.withdrawal_rate:
+            self._at(self.now + self.rng.lognormvariate(0, self.sizes.spread), "withdrawal", request.tag)
         if row in self.world.facts.never_return:
             return
         if self.rng.random() < self.sizes.filter_rate:
             self._equal.add(request.tag)
         times = [self.rng.lognormvariate(0, self.sizes.spread) for _ in range(request.answers)]
         for time in times:
-            self._at(self.now + time, "answer", (request.tag, self.version))
+            self._at(self.now + time, "answer", (request.tag, self.version, self._tries))
         if row in self.world.facts.always_fail or self.rng.random() < self.sizes.failure_rate:
             self._at(self.now + max(times) * self.rng.random(), "failure", request.tag)
 
-    def _arrive(self, what: tuple[tuple[int, int], int]) -> None:
-        tag, first = what
+    def _arrive(self, what: tuple[tuple[int, int], int, int]) -> None:
+        tag, first, number = what
         versions = ((0, first),) if first == self.version else ((0, first), (1, self.version))
-        for group in self.rollouts.arrive([Answer(tag, (5, 6), (-0.5, -0.5), versions)]):
+        for group in self.rollouts.arrive([Answer(tag, (5, number), (-0.5, -0.5), versions)]):
             self._judge(group)
 
     def _judge(self, group: Group) -> None:
@@ -350,7 +359,8 @@ class Life:
         equal = tag in self._equal
         scores = [(1.0 if equal else float(index % 2), False) for index in range(len(group.answers))]
         first = min(answer.first_version for answer in group.answers)
-        one_try = {answer.tag for answer in group.answers} == {tag} and len(group.answers) == self.sizes.group_size
+        newest = self._try_of[group.ordinal]
+        one_try = {answer.tokens[1] for answer in group.answers} == {newest} and len(group.answers) == self.sizes.group_size
         fate = self.rollouts.scored(group, scores)
         self._observe(audit.Answered(group.ordinal, len(group.answers), first, equal, one_try))
         if fate is Fate.FILTERED:
@@ -362,6 +372,16 @@ class Life:
         group = self.rollouts._open.get(tag[0])
         if group is not None and group.attempt == tag[1]:
             self._lost(group)
+
+    def _withdraw(self, tag: tuple[int, int]) -> None:
+        """Whoever answered this prompt is gone, and with it half of what else was being answered: no prompt is to blame."""
+        if not self.rollouts.is_open_tag(tag):
+            return
+        groups = [group for group in self.rollouts._open.values() if group.ordinal == tag[0] or self.rng.random() < 0.5]
+        for group in groups:
+            self.rollouts.withdraw(group)
+            self._observe(audit.Withdrawn(group.ordinal))
+            self._operation()
 
     def _lost(self, group: Group) -> None:
         cause = self.rollouts.failed(group)
