@@ -115,7 +115,7 @@ def _start(world: World, draft: Draft, spec: RLJobSpec) -> Step:
         draft.update(checkpoint_volume=spec.checkpoint.volume)
     for reason in (reasons.CLUSTER_NOT_CREATED, reasons.DRIVER_NOT_SUBMITTED, reasons.NOT_STARTED, reasons.NOT_RESTARTING):
         draft.set(reason)
-    draft.set(reasons.STATE_PROVISIONING)
+    draft.set(reasons.STATE_PROVISIONING, detail="")
     cluster = names.cluster_name(world.job.name, number)
     draft.event(reasons.ATTEMPT_STARTED, f"attempt {number} started: RayCluster {cluster}")
     return Step((PersistAttempt(number),), 0.0)

@@ -162,7 +162,7 @@ class Kube:
         content_type: str = "application/json",
         query: Mapping[str, Any] | None = None,
     ) -> Object:
-        """One request; its answer as an object. Raises ApiError.
+        """One request; its answer as an object. Raises ApiError, and ApiUnreachableError where no API server can have answered.
 
         What the server turned away or failed at is asked again a few times. Writes too: each is bound to a version, has a name
         of its own, or deletes, so one that was carried out after all is told apart (409, AlreadyExists) or does nothing.
@@ -175,12 +175,16 @@ class Kube:
         else:
             answer = await self._send(method, path, body, content_type, query)
         try:
-            value = json.loads(answer.body) if answer.body else {}
+            value = json.loads(answer.body)
         except ValueError:
-            value = {"message": answer.body[:500]}
-        if answer.status < 400 and isinstance(value, dict):
-            return value
-        reason, message = value.get("reason", ""), value.get("message", answer.body[:500])
+            value = None
+        told: Object = value if isinstance(value, dict) else {}
+        if answer.status < 400 and "kind" in told:
+            return told
+        if answer.status < 400:  # of something in between; taken for a list it would say that nothing is there
+            words = f"{method} {path}: {answer.status}, but no object: {answer.body[:200]!r}"
+            raise ApiUnreachableError(f"what answers at {self.server} is no API server ({words})")
+        reason, message = str(told.get("reason", "")), str(told.get("message", answer.body[:500]))
         kind = ApiError
         if answer.status == 404:
             kind = NotFoundError

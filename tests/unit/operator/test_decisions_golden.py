@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rljob_api.preflight import PassedOver
-from rljob_api.progress import CheckpointInfo, Handover, OldestPrompt
+from rljob_api.progress import CheckpointInfo, Handover, OldestPrompt, PromptCounts
 from rljob_operator.decide import decide
 from rljob_operator.plan import CreateCluster, CreatePreflight, Plan
 from rljob_operator.world import Driver, Refusal, SaveAnswer, Unreachable, World
@@ -38,6 +38,7 @@ from .builders import (
 from .test_render import GOLDEN, golden
 
 SUSPENDED = spec(suspend=True)
+SKIPPED = PromptCounts(handed_out=480, trained=477, skipped=3, skipped_by={"RetryBudgetExhausted": [17, 90, 113]})
 STUCK: dict[str, Any] = {
     "oldest": [OldestPrompt(ordinal=17, age_seconds=312, tokens=40, answers=3)],
     "handover": Handover(phase="Draining", seconds=61, absent_ranks=[3]),
@@ -63,9 +64,15 @@ MOMENTS: dict[str, World] = {
     "it resumes": before_cluster(status=counted(2), pods=(preflight(found(), 2),)),
     "it is done": training(driver=Driver("SUCCEEDED", 0), report=report(350, finished=FINISHED)),
     # What may go wrong.
+    "an invalid spec": fresh(spec(generation__parallelism={"tensor": 2})),
+    "an edit makes the spec invalid while it trains": training(job=job(running(), spec(moon=3))),
     "no claim": fresh(claim_exists=False),
     "no volume": fresh(preflight_image="x", claim_wait="ProvisioningFailed: quota"),
     "no KubeRay": fresh(kuberay_present=False),
+    "somebody else's cluster has the name": before_cluster(stranger="RayJob theirs (uid 5)"),
+    "KubeRay refuses the cluster": world(
+        clusters=(cluster(provisioned=None, observed=False),), pods=(), warning="InvalidRayClusterSpec: no head"
+    ),
     "a quota refuses the preflight": before_cluster(
         refusal=Refusal("403 Forbidden: exceeded quota", final=False, what="pod copy-1-preflight")
     ),
@@ -83,6 +90,12 @@ MOMENTS: dict[str, World] = {
     ),
     "the preflight dies": before_cluster(pods=(preflight(ended=True, exit_code=1, message="no such module"),)),
     "an image does not exist": world(601, clusters=(cluster(provisioned=None),), pods=(WAITING, pod("worker"))),
+    "the image is mended before it was pulled": world(
+        20,
+        job=job(counted(), spec(trainer__image="example.test/mended:1")),
+        clusters=(cluster(provisioned=None),),
+        pods=(WAITING, pod("worker")),
+    ),
     "the head is lost": training(pods=(pod("worker"),), warning="DeletedHeadPod: exit 137"),
     "the head is killed for memory": training(
         pods=(pod("worker"), pod(ended=True, end_reason="OOMKilled", last_words="OOMKilled, exit code 137"))
@@ -96,6 +109,7 @@ MOMENTS: dict[str, World] = {
         driver_seen=True,
         clusters=(cluster(preflight=found()),),
     ),
+    "more prompts are skipped than allowed": training(report=report(60, prompts=SKIPPED)),
     "it stalls": training(400, job=job(STALLED), report=report(5, **STUCK)),
     "it stalls and only a warning is wanted": training(
         400, job=job(STALLED, spec(deadlines__onStall="Warn")), report=report(5, **STUCK)
