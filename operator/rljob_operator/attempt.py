@@ -95,9 +95,9 @@ def _describe_driver(world: World, draft: Draft) -> None:
         case Driver():
             draft.set(reasons.DRIVER_SUBMITTED, submission=submission)
         case Unreachable(detail):
-            draft.set(reasons.DRIVER_UNREACHABLE, detail=detail)
+            draft.set(reasons.DRIVER_UNREACHABLE, detail=f"Ray's dashboard does not answer as it should: {detail}")
         case DriverUnknown() if world.submit_error:
-            draft.set(reasons.DRIVER_UNREACHABLE, detail=world.submit_error)
+            draft.set(reasons.DRIVER_UNREACHABLE, detail=f"{world.submit_error}; it is submitted again")
         case DriverUnknown() | None:
             draft.set(reasons.DRIVER_NOT_SUBMITTED)
 
@@ -109,7 +109,7 @@ def _describe_progress(world: World, draft: Draft, cluster: Cluster) -> None:
         draft.set(reasons.STATE_RUNNING, step=step_reached(world), total=world.job.status.total_steps)
         return
     if cluster.provisioned is None:
-        draft.set(reasons.STATE_PROVISIONING)
+        draft.set(reasons.STATE_PROVISIONING, detail=pods_detail(world, cluster))
     elif report is None or steps_of_attempt(report) <= 0:
         draft.set(reasons.STATE_STARTING)
     else:

@@ -68,6 +68,8 @@ def _lost_pod(world: World, lost: list[Pod], exit_code: int | None, *, head: boo
     """The pod that most likely ended the attempt, and why: what Kubernetes did, what the kernel did, or what is not known."""
     job = world.job
     ours = [pod for pod in (*world.departed, *lost) if pod.cluster == job.cluster_name and pod.job_uid == job.uid]
+    if world.members:  # one that KubeRay replaced while the cluster was being made ended nothing
+        ours = [pod for pod in ours if pod.name in world.members]
     gone = sorted((pod for pod in ours if pod.head == head), key=lambda pod: (not pod.disruption, not pod.last_words))
     pod = gone[0] if gone else None
     name = pod.name if pod else f"of {job.cluster_name}"
@@ -93,8 +95,8 @@ def _runs(pod: Pod) -> bool:
 def _lives(pod: Pod, cluster: Cluster, members: frozenset[str]) -> bool:
     """Runs, and was there when the cluster was first complete (by its times, which have whole seconds, and by its name).
 
-    KubeRay replaces a lost worker within seconds; the replacement knows nothing of the run. A head is never replaced
-    (names.ANNOTATION_NO_HEAD_RESTART), so heads need no such test.
+    KubeRay replaces a lost worker within seconds; the replacement knows nothing of the run. A head is not replaced once the
+    cluster has been complete (names.ANNOTATION_NO_HEAD_RESTART), so heads need no such test.
     """
     first = cluster.provisioned is not None and pod.created <= cluster.provisioned
     return _runs(pod) and first and (not members or pod.name in members)

@@ -328,3 +328,11 @@ def test_transition_times_move_only_with_the_status() -> None:
 def test_a_field_that_another_version_wrote_is_dropped_not_fatal() -> None:
     before = training(job=job({**running(), "moonPhase": 3}))
     assert (decide(before).status_patch or {})["moonPhase"] is None
+
+
+def test_a_server_whose_port_is_taken_is_refused_by_its_own_reason() -> None:
+    bad = job(spec=spec(generation__server={"enabled": True, "port": 8265}))
+    plan, conditions = outcome(world(status={}, job=bad, clusters=(), pods=()))
+    assert conditions["Validated"][:2] == ("False", "ServerInvalid")
+    assert "spec.generation.server.port: 8265" in conditions["Validated"][2]
+    assert plan.actions == ()

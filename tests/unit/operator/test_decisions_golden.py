@@ -90,6 +90,12 @@ MOMENTS: dict[str, World] = {
     ),
     "the preflight dies": before_cluster(pods=(preflight(ended=True, exit_code=1, message="no such module"),)),
     "an image does not exist": world(601, clusters=(cluster(provisioned=None),), pods=(WAITING, pod("worker"))),
+    "the image is mended before it was pulled": world(
+        20,
+        job=job(counted(), spec(trainer__image="example.test/mended:1")),
+        clusters=(cluster(provisioned=None),),
+        pods=(WAITING, pod("worker")),
+    ),
     "the head is lost": training(pods=(pod("worker"),), warning="DeletedHeadPod: exit 137"),
     "the head is killed for memory": training(
         pods=(pod("worker"), pod(ended=True, end_reason="OOMKilled", last_words="OOMKilled, exit code 137"))
