@@ -156,6 +156,16 @@ class Pod:
     spec_text: str = ""
     """Of a preflight's pod: the job's spec that it was made for, as JSON."""
 
+    @property
+    def runs(self) -> bool:
+        """Neither ended nor on its way out."""
+        return not self.ended and not self.deleting
+
+    @property
+    def serves(self) -> bool:
+        """Runs, and is ready."""
+        return self.ready and self.runs
+
 
 @dataclass(frozen=True)
 class Driver:
