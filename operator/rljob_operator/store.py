@@ -15,7 +15,6 @@ from .api import Listing, Object
 from .reading import read_cluster, read_job, read_pod
 from .world import Cluster, Job, Key, Pod
 
-
 _MOST_DEPARTED = 2048
 """Of one attempt: more than a run has pods (1,025)."""
 
