@@ -105,6 +105,7 @@ def _in_attempt(world: World, draft: Draft, spec: RLJobSpec | None) -> Step:
 
 def _without_cluster(world: World, draft: Draft, spec: RLJobSpec | None, terms: Terms) -> Step:
     """The attempt is counted: look at the volume, then make its cluster."""
+    draft.set(reasons.CLUSTER_NOT_CREATED)  # what was in the way before may be gone by now
     failure = attempt.without_cluster(world, draft, terms.deadlines)
     if failure is not None:
         return _failed(world, draft, failure, terms)
@@ -172,6 +173,8 @@ def _finished(world: World, draft: Draft, spec: RLJobSpec | None) -> Step:
     status = world.job.status
     newest = next((one for one in world.clusters if one.name == status.ray_cluster_name), None)
     terms = Terms.of(spec or (newest.spec if newest else None))
+    if (status.observed_generation or world.job.generation) < world.job.generation:
+        draft.event(reasons.EDIT_IGNORED, reasons.EDITED_AFTER_END)
     # A moment in the future was before the clock was set back.
     finished = min(parse_time(status.finish_time), world.now) if status.finish_time else world.now
     return _let_go(world, draft, terms.ttl, finished)
