@@ -158,8 +158,8 @@ DRIVER_UNREACHABLE = _reason(
     _D,
     "Unknown",
     "Unreachable",
-    "Ray's dashboard does not answer: {detail}",
-    "Not a failure by itself; the stall deadline bounds it.",
+    "{detail}",
+    "Ray does not answer as it should, or has not taken the driver; not a failure by itself, the deadlines bound it.",
 )
 DRIVER_EXITED = _reason(_D, "False", "Exited", "{submission} ended{how}", "The driver ended, by itself or with its pods.")
 

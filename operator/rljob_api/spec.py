@@ -335,7 +335,7 @@ class FailureRule(ApiModel):
     name: Annotated[str, Field(min_length=1, max_length=63)]
     """Shown in status when the rule decides."""
     action: Literal["Restart", "RestartUncounted", "Fail"]
-    """What to do."""
+    """What follows: another attempt that counts toward maxRestarts, one that does not, or none."""
     on_exit_codes: Annotated[list[ExitStatus], Field(max_length=64)] = Field(default_factory=list)
     """Exit codes of the driver."""
     on_reasons: Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=64)] = Field(default_factory=list)

@@ -14,7 +14,7 @@ from rljob_api.reasons import ConditionType
 from rljob_api.spec import RLJobSpec
 
 from . import attempt, ending, preflight, suspension
-from .between import decide_between, earlier_attempt, stray_clusters, volume_missing
+from .between import decide_between, earlier_attempt, volume_missing
 from .classify import Failure
 from .deadlines import active_overdue, provisioning_overdue
 from .draft import Draft
@@ -97,7 +97,7 @@ def _in_attempt(world: World, draft: Draft, spec: RLJobSpec | None) -> Step:
     if cluster.provisioned is None and spec and cluster.spec and waits_for_next_attempt(cluster.spec, spec):
         return _renewed(world, draft)
     step = _with_cluster(world, draft, cluster, spec, terms)
-    stray = (DeleteCluster(one.name, one.uid) for one in stray_clusters(world, cluster.name) if not one.deleting)
+    stray = (DeleteCluster(one.name, one.uid) for one in world.strays(cluster.name)[1] if not one.deleting)
     actions: list[Action] = [*stray, *step.actions]
     done = world.preflight  # its report is on the cluster now
     if done is not None and not done.deleting:

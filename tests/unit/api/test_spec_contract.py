@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,19 @@ def test_reasons_are_stable_camel_case_words_with_a_meaning() -> None:
         assert re.fullmatch(r"[A-Z][A-Za-z]+", name)
         assert reason.meaning.endswith(".")
         assert reason.status in {"True", "False", "Unknown"}
+
+
+@pytest.mark.parametrize("name", [name for name in files() if name.endswith(".md")])
+def test_every_row_of_a_generated_table_is_whole(name: str) -> None:
+    lines = files()[name].splitlines()
+    for before, line in pairwise(lines):
+        if before.startswith("|") and line:
+            assert line.startswith("|"), line
+            assert len(re.findall(r"(?<!\\)\|", line)) == len(re.findall(r"(?<!\\)\|", before)), line
+
+
+def test_the_page_of_the_spec_has_a_row_for_every_field_that_a_user_writes_also_inside_lists() -> None:
+    rows = set(re.findall(r"^\| `([^`]+)` \|", files()["docs/spec.md"], re.MULTILINE))
+    wanted = {path for path, schema in walk(model_schema(RLJobSpec), "spec") if "properties" not in schema and path[-1] != "]"}
+    assert "spec.failurePolicy.rules[].action" in wanted
+    assert wanted <= rows

@@ -118,8 +118,12 @@ def test_a_job_that_is_suspended_from_the_start_makes_nothing() -> None:
 
 
 def test_a_backoff_ends_in_suspension_too() -> None:
-    _, conditions = outcome(world(1, job=job(failed(), WANTED), clusters=(), pods=()))
+    backing_off = world(1, failed(), clusters=(), pods=())
+    assert outcome(backing_off)[1]["Restarting"][:2] == ("True", "BackingOff")
+    status = apply(decide(backing_off), backing_off).to_wire()
+    _, conditions = outcome(world(2, job=job(status, WANTED), clusters=(), pods=()))
     assert conditions["Suspended"][0] == "True"
+    assert conditions["Restarting"][0] == "False"
 
 
 def test_resuming_is_a_new_attempt_that_does_not_count() -> None:

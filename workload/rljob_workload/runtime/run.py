@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api.exitcodes import ExitCode, describe
-from rljob_api.names import REPORT_LINE_PREFIX
+from rljob_api.names import REPORT_LINE_PREFIX, driver_log
 from rljob_api.progress import Failed, Finished, ProgressReport
 from rljob_workload.runtime.control import Access, Control
 from rljob_workload.runtime.errors import RunError, cause_line
@@ -51,7 +51,7 @@ def execute(
     """
     log_to_stderr(quiet=not show_log)
     try:
-        log_to_file(attempt.directory / "logs" / f"driver-attempt-{attempt.number:06d}.log")
+        log_to_file(attempt.directory / driver_log(attempt.number))
         progress = Progress(_first_report(attempt), mirror)
         last = LastWord(
             lambda code, message: _status(stop, _last_report(progress, code, message, print_report=linger_seconds > 0))
