@@ -95,6 +95,8 @@ class Cluster:
     """The job's spec as this attempt was started with."""
     preflight: PreflightReport | None = None
     """What was found on the volume before it was made."""
+    suspended: bool = False
+    """Whether its own spec.suspend is true, which we never set: a queue, or somebody's hand."""
 
     @property
     def wanted(self) -> int:
