@@ -69,7 +69,12 @@ def _docstrings(source: Path) -> dict[str, str]:
 def _exit_codes_page() -> str:
     meanings = _docstrings(Path(__file__).with_name("exitcodes.py"))
     rows = (
-        (str(code.value), code.name, meanings.get(code.name, "The run ended as wanted."), "yes" if code.transient else "no")
+        (
+            str(code.value),
+            f"`{code.word}`",
+            meanings.get(code.name, "The run ended as wanted."),
+            "yes" if code.transient else "no",
+        )
         for code in sorted(ExitCode)
     )
     return f"<!-- {_NOTE} -->\n# Exit codes of the driver\n\n" + _table(("code", "name", "meaning", "restarted"), rows)

@@ -110,6 +110,7 @@ def _renewed(world: World, draft: Draft) -> Step:
     number = world.job.status.attempt
     detail = f"the spec was edited before the pods of attempt {number} were ready; attempt {number + 1} begins with it"
     draft.update(attempt_end_time=format_time(world.now))
+    attempt.has_nothing(draft)
     draft.set(reasons.CLUSTER_DELETED, cluster=world.job.cluster_name)
     draft.set(reasons.WAITING_FOR_PODS, attempt=f"attempt {number}", pods=world.remains)
     draft.set(reasons.STATE_RESTARTING, detail=detail)
@@ -119,6 +120,7 @@ def _renewed(world: World, draft: Draft) -> Step:
 
 def _without_cluster(world: World, draft: Draft, spec: RLJobSpec | None, terms: Terms) -> Step:
     """The attempt is counted: look at the volume, then make its cluster."""
+    attempt.has_nothing(draft)
     failure = attempt.without_cluster(world, draft, terms.deadlines)
     if failure is not None:
         return _failed(world, draft, failure, terms)
@@ -136,7 +138,6 @@ def _without_cluster(world: World, draft: Draft, spec: RLJobSpec | None, terms: 
         draft.set(reasons.STATE_PROVISIONING, detail="")
         late = provisioning_overdue(world, terms.deadlines, f"; waiting for {left} of an earlier attempt to be gone")
         return _failed(world, draft, late, terms) if late else Step(actions, WAIT_SECONDS)
-    draft.set(reasons.NOT_RESTARTING)
     match preflight.judge(world, draft, spec):
         case Failure() as failure:
             return _failed(world, draft, failure, terms)

@@ -51,11 +51,14 @@ def _pods_lost(world: World, cluster: Cluster) -> Failure | None:
     exit_code = world.driver.exit_code if isinstance(world.driver, Driver) else None
     if cluster.deleting:
         return Failure("HeadLost", f"RayCluster {cluster.name} is being deleted by someone else", exit_code, lost="head")
+    had_pods = cluster.provisioned is not None or bool(world.members) or world.driver_seen or _stepped(world)
+    if cluster.suspended and had_pods:  # KubeRay ends the pods, and forgets that they were ever ready
+        return Failure("Evicted", f"RayCluster {cluster.name} was suspended by someone else", exit_code, lost="head")
     if cluster.provisioned is None:
         return None
     pods = world.pods_of(cluster.name)
     heads = [pod for pod in pods if pod.head]
-    if not any(_runs(pod) for pod in heads):
+    if not any(pod.runs for pod in heads):
         return _lost_pod(world, heads, exit_code, head=True)
     workers = [pod for pod in pods if not pod.head]
     lost = [pod for pod in workers if not _lives(pod, cluster, world.members)]
@@ -88,10 +91,6 @@ def _lost_pod(world: World, lost: list[Pod], exit_code: int | None, *, head: boo
     return Failure(reason, detail, exit_code, evident=bool(words), logs=logs, lost="head" if head else "worker")
 
 
-def _runs(pod: Pod) -> bool:
-    return not pod.ended and not pod.deleting
-
-
 def _lives(pod: Pod, cluster: Cluster, members: frozenset[str]) -> bool:
     """Runs, and was there when the cluster was first complete (by its times, which have whole seconds, and by its name).
 
@@ -99,7 +98,7 @@ def _lives(pod: Pod, cluster: Cluster, members: frozenset[str]) -> bool:
     cluster has been complete (names.ANNOTATION_NO_HEAD_RESTART), so heads need no such test.
     """
     first = cluster.provisioned is not None and pod.created <= cluster.provisioned
-    return _runs(pod) and first and (not members or pod.name in members)
+    return pod.runs and first and (not members or pod.name in members)
 
 
 def _driver_ended(world: World) -> Failure | None:

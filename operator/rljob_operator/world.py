@@ -95,6 +95,8 @@ class Cluster:
     """The job's spec as this attempt was started with."""
     preflight: PreflightReport | None = None
     """What was found on the volume before it was made."""
+    suspended: bool = False
+    """Whether its own spec.suspend is true, which we never set: a queue, or somebody's hand."""
 
     @property
     def wanted(self) -> int:
@@ -155,6 +157,16 @@ class Pod:
     """When a pod that is being deleted should have ended, by its grace period."""
     spec_text: str = ""
     """Of a preflight's pod: the job's spec that it was made for, as JSON."""
+
+    @property
+    def runs(self) -> bool:
+        """Neither ended nor on its way out."""
+        return not self.ended and not self.deleting
+
+    @property
+    def serves(self) -> bool:
+        """Runs, and is ready."""
+        return self.ready and self.runs
 
 
 @dataclass(frozen=True)
