@@ -147,6 +147,7 @@ def how_to_go_on(environment: dict[str, str]) -> str:
         "The cluster stays up. To look around:\n"
         f"  export KUBECONFIG={environment.get('KUBECONFIG', '')} PATH={path}:$PATH\n"
         f"  kubectl get rlj; kubectl describe rlj {JOB}; .venv/bin/rljob watch {JOB}\n"
+        f"before another job, where CPUs are few (the head is kept for its logs, with half a core): kubectl delete rlj {JOB}\n"
         "and to stop it: make cluster-down"
     )
 

@@ -83,6 +83,7 @@ up() {
   local said end
   image_settings
   unlock
+  echo "operator: helm upgrade --install $RELEASE charts/rljob, then until its pod is ready (about half a minute)"
   # The tests put the definition there by themselves: take it over.
   if ! said=$(helm upgrade --install "$RELEASE" charts/rljob -n "$NAMESPACE" --create-namespace --take-ownership --timeout 60s "${SETTINGS[@]}" 2>&1); then
     die "helm upgrade --install $RELEASE charts/rljob: $(tail -n 5 <<< "$said")"

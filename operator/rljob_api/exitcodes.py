@@ -54,6 +54,11 @@ class ExitCode(IntEnum):
     """The agent's process ended three times in a row without having reported a rollout."""
 
     @property
+    def word(self) -> str:
+        """Its name in messages and pages: RankLost."""
+        return "".join(part.capitalize() for part in self.name.split("_"))
+
+    @property
     def transient(self) -> bool:
         """Whether a new attempt on the same spec can end differently."""
         return self not in _PERMANENT
@@ -74,9 +79,8 @@ _PERMANENT = frozenset(
 
 
 def describe(code: int) -> str:
-    """A code's name for messages: `73 (RankLost)`, or the bare number when it is none of ours."""
+    """A code with its name for messages: `73 (RankLost)`, or the bare number when it is none of ours."""
     try:
-        name = ExitCode(code).name
+        return f"{code} ({ExitCode(code).word})"
     except ValueError:
         return str(code)
-    return f"{code} ({''.join(part.capitalize() for part in name.split('_'))})"

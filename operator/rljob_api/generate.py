@@ -37,7 +37,8 @@ def _crd_file() -> str:
 
 def _table(header: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    # A line break would end the row.
+    lines += ["| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -68,36 +69,50 @@ def _docstrings(source: Path) -> dict[str, str]:
 def _exit_codes_page() -> str:
     meanings = _docstrings(Path(__file__).with_name("exitcodes.py"))
     rows = (
-        (str(code.value), code.name, meanings.get(code.name, "The run ended as wanted."), "yes" if code.transient else "no")
+        (
+            str(code.value),
+            f"`{code.word}`",
+            meanings.get(code.name, "The run ended as wanted."),
+            "yes" if code.transient else "no",
+        )
         for code in sorted(ExitCode)
     )
     return f"<!-- {_NOTE} -->\n# Exit codes of the driver\n\n" + _table(("code", "name", "meaning", "restarted"), rows)
 
 
 def _leaves(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Path, schema and whether it is required: of fields without fields of their own, of lists and of their items' fields."""
     required = set(schema.get("required", ()))
     for name, field in schema.get("properties", {}).items():
         here = f"{path}.{name}"
         if field.get("properties"):
             yield from _leaves(field, here)
-        else:
-            yield here, field, name in required
+            continue
+        yield here, field, name in required
+        if field.get("items", {}).get("properties"):
+            yield from _leaves(field["items"], f"{here}[]")
+
+
+def _kind(field: dict[str, Any]) -> str:
+    """A field's type, for people."""
+    if "enum" in field:
+        return " or ".join(str(value) for value in field["enum"])
+    if field.get("x-kubernetes-int-or-string"):
+        return "quantity"
+    return f"list of {_kind(field['items'])}s" if field["type"] == "array" else str(field["type"])
 
 
 def _spec_page() -> str:
     def row(path: str, field: dict[str, Any], required: bool) -> tuple[str, ...]:
-        kind = "quantity" if field.get("x-kubernetes-int-or-string") else str(field["type"])
-        if "enum" in field:
-            kind = " or ".join(str(value) for value in field["enum"])
         default = "required" if required else f"`{json.dumps(field['default'])}`" if "default" in field else ""
         honoured = f"only {PARTLY[path].would_do}" if path in PARTLY else "yes"
-        return f"`{path}`", kind, default, str(field.get("description", "")), honoured
+        return f"`{path}`", _kind(field), default, str(field.get("description", "")), honoured
 
     rows = (row(*leaf) for leaf in _leaves(model_schema(RLJobSpec), "spec"))
     fields = _table(("field", "type", "default", "meaning", "honoured by this version"), rows)
     every = (*RULES, *validation_page.EXTRA_RULES)
     rules = _table(("rule", "severity", "reason"), ((f"`{r.id}`", r.severity, f"`{r.reason}`") for r in every))
-    note = "A required field of an optional block is required where the block is given."
+    note = "A required field of an optional block, or of a list's items (`[]`), is required where that is given."
     pointer = "Each is explained in [validation.md](validation.md)."
     return f"<!-- {_NOTE} -->\n# The spec, field by field\n\n{note}\n\n{fields}\n# Rules\n\n{pointer}\n\n{rules}"
 

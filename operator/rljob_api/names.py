@@ -139,6 +139,11 @@ def run_directory(namespace: str, name: str) -> str:
     return f"runs/{namespace}/{name}"
 
 
+def driver_log(attempt: int) -> str:
+    """The log of an attempt's driver, below the run directory; it outlives the pods."""
+    return f"logs/driver-attempt-{attempt:06d}.log"
+
+
 def checkpoint_directory(step: int, token: int) -> str:
     """One checkpoint below the run directory: step, then the fencing token that wrote it."""
     return f"step-{step:06d}-t{token:06d}"

@@ -76,6 +76,7 @@ INVALID = {
         ("SequenceLengthInvalid", "Answers leave no room for prompts."),
         ("EngineSlotsInvalid", "The engine's slots can't be shared out over tensor-parallel ranks."),
         ("InFlightCapZero", "No prompt could be in flight."),
+        ("ServerInvalid", "An agent without the HTTP server, or ports that are taken or leave none for a replica."),
         ("DeadlinesInvalid", "A deadline is over before something that it waits for may be."),
         ("AgentCommandInvalid", "The agent's command names no program, or has a null byte."),
         ("NumberInvalid", "A number cannot be computed with, or has no meaning where it stands."),
@@ -157,8 +158,8 @@ DRIVER_UNREACHABLE = _reason(
     _D,
     "Unknown",
     "Unreachable",
-    "Ray's dashboard does not answer: {detail}",
-    "Not a failure by itself; the stall deadline bounds it.",
+    "{detail}",
+    "Ray does not answer as it should, or has not taken the driver; not a failure by itself, the deadlines bound it.",
 )
 DRIVER_EXITED = _reason(_D, "False", "Exited", "{submission} ended{how}", "The driver ended, by itself or with its pods.")
 
@@ -269,7 +270,7 @@ STATE_BLOCKED = _reason(
     "What is on the checkpoint volume does not go with the spec; see CheckpointAvailable.",
 )
 STATE_SUSPENDED = _reason(_T, "Unknown", "Suspended", "{detail}", "spec.suspend is true.")
-STATE_PROVISIONING = _reason(_T, "Unknown", "Provisioning", "waiting for pods", "The cluster is being made.")
+STATE_PROVISIONING = _reason(_T, "Unknown", "Provisioning", "waiting for pods{detail}", "The cluster is being made.")
 STATE_STARTING = _reason(_T, "Unknown", "Starting", "the driver is starting", "Pods are ready, no step yet.")
 STATE_RUNNING = _reason(_T, "Unknown", "Running", "step {step} of {total}", "Training.")
 STATE_RESTARTING = _reason(_T, "Unknown", "Restarting", "{detail}", "Between two attempts.")
@@ -346,6 +347,9 @@ CHECKPOINT_WITHOUT_LEDGER = _event(
 SUBMITTED = _event("Normal", "DriverSubmitted", "Ray has taken the driver.")
 ATTEMPT_FAILED = _event(
     "Warning", "AttemptFailed", "An attempt failed, and another follows; the message begins with the reason."
+)
+ATTEMPT_RENEWED = _event(
+    "Normal", "AttemptRenewed", "The spec was edited before the attempt's pods were ready: the next attempt takes the edit."
 )
 BUDGET_EXCEEDED = _event("Warning", "PromptsSkipped", "More prompts were skipped than prompts.maxSkipped.")
 SUSPENSION_BEGINS = _event("Normal", "Suspending", "spec.suspend became true: a save is asked for, then the pods end.")

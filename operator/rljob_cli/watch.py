@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import posixpath
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rljob_api import names
-from rljob_api.reasons import STATE_BLOCKED, STATE_PENDING, ConditionType
+from rljob_api.reasons import STALLED, STATE_RUNNING, ConditionType
 
 from .errors import UserError
 
@@ -23,7 +25,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "watch",
         help="follow a job on a cluster until it ends",
-        description="Show step, reward, skipped prompts and state of a job, until it ends. Ctrl-C stops watching, not the job.",
+        description="Show step, reward, skipped prompts and state of a job, and what it waits for, until it ends. "
+        "Ctrl-C stops watching, not the job.",
         epilog="exit status: 0 succeeded, 1 failed, 2 no such job, no cluster, or the time is over",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -113,14 +116,58 @@ def describe(job: dict[str, Any]) -> str:
 
 
 def state(job: dict[str, Any]) -> str:
-    """The reason of Succeeded, with the driver's phase while it runs, or with what a pending job waits for."""
-    summary = condition(job, ConditionType.SUCCEEDED)
-    reason = str(summary.get("reason", "Waiting"))
-    if reason == "Running":
+    """The reason of Succeeded, with the driver's phase while it runs."""
+    reason = str(condition(job, ConditionType.SUCCEEDED).get("reason", "Waiting"))
+    if reason == STATE_RUNNING.name:
         return f"{reason} ({condition(job, ConditionType.PROGRESSING).get('message', '')})"
-    if reason in (STATE_PENDING.name, STATE_BLOCKED.name):
-        return f"{reason} ({summary.get('message', '')})"
     return reason
+
+
+class Story:
+    """What the conditions say of why a job moves or does not, each thing once: lines beside those of the numbers."""
+
+    def __init__(self) -> None:
+        self._told: dict[ConditionType, str] = {}
+        self._log = ""
+
+    def news(self, job: dict[str, Any]) -> list[str]:
+        """What is new since the last call: `Condition=Status Reason: message`, and where the driver's log is read."""
+        lines = []
+        for kind in (ConditionType.VALIDATED, ConditionType.CLUSTER_READY, ConditionType.PROGRESSING, ConditionType.SUCCEEDED):
+            found = condition(job, kind)
+            text = f"{kind}={found['status']} {found['reason']}: {found['message']}" if _tells(kind, found) else ""
+            if text and text != self._told.get(kind):
+                lines.append(text)
+            self._told[kind] = text
+        log = log_command(job)
+        if log and log != self._log:
+            lines.append(f"log: {log}")
+            self._log = log
+        return lines
+
+
+def _tells(kind: ConditionType, found: dict[str, Any]) -> bool:
+    """Whether a condition is worth a line: the end is told last, and the numbers are in the line of the numbers."""
+    match kind:
+        case ConditionType.VALIDATED:
+            return found.get("status") == "False"
+        case ConditionType.PROGRESSING:
+            return found.get("reason") == STALLED.name
+        case ConditionType.SUCCEEDED:
+            return found.get("status") == "Unknown" and found.get("reason") != STATE_RUNNING.name
+    return bool(found)
+
+
+def log_command(job: dict[str, Any]) -> str:
+    """The command that follows the driver's log; empty while no driver runs."""
+    status = job.get("status", {})
+    if condition(job, ConditionType.DRIVER_RUNNING).get("status") != "True" or not status.get("rayClusterName"):
+        return ""
+    volume = status.get("checkpointVolume") or job["spec"]["checkpoint"]["volume"]
+    directory = names.run_directory(job["metadata"]["namespace"], job["metadata"]["name"])
+    path = posixpath.join(names.VOLUME_MOUNT_PATH, volume.get("subPath", ""), directory, names.driver_log(status["attempt"]))
+    head = names.head_service(status["rayClusterName"])
+    return f"kubectl -n {job['metadata']['namespace']} exec service/{head} -- tail -n 50 -f {shlex.quote(path)}"
 
 
 def run(options: argparse.Namespace) -> int:
@@ -128,6 +175,7 @@ def run(options: argparse.Namespace) -> int:
     console = Console()
     last: dict[str, Any] = {}
     line = ""
+    story = Story()
     with Progress(
         TextColumn("[bold]{task.description}"),
         BarColumn(),
@@ -140,6 +188,8 @@ def run(options: argparse.Namespace) -> int:
         task = progress.add_task("Waiting", total=None, info="")
         for last in events(options.namespace, options.name, options.timeout):
             status = last.get("status", {})
+            for told in story.news(last):
+                console.print(told, markup=False, highlight=False, soft_wrap=True)
             progress.update(
                 task,
                 description=state(last),

@@ -35,6 +35,12 @@ def without_cluster(world: World, draft: Draft, deadlines: Deadlines) -> Failure
     return None
 
 
+def has_nothing(draft: Draft) -> None:
+    """What holds of an attempt from when it is counted until its RayCluster is made, where nothing else is said."""
+    for reason in (reasons.CLUSTER_NOT_CREATED, reasons.DRIVER_NOT_SUBMITTED, reasons.NOT_STARTED, reasons.NOT_RESTARTING):
+        draft.set(reason)
+
+
 def observe(world: World, draft: Draft, cluster: Cluster, max_skipped: int) -> None:
     """Facts that hold however the attempt goes on."""
     draft.update(ray_cluster_name=cluster.name)
@@ -64,13 +70,13 @@ def mend_start(world: World, draft: Draft) -> None:
 
 def all_pods_ready(world: World, cluster: Cluster) -> bool:
     """Whether head and workers are all there and ready now."""
-    pods = [pod for pod in world.pods_of(cluster.name) if pod.ready and not pod.ended and not pod.deleting]
+    pods = [pod for pod in world.pods_of(cluster.name) if pod.serves]
     return len(pods) >= cluster.wanted and any(pod.head for pod in pods)
 
 
 def describe(world: World, draft: Draft, cluster: Cluster, stalled: Failure | None = None) -> None:
     """Conditions of an attempt that lives, stalled or not."""
-    ready = sum(pod.ready and not pod.ended and not pod.deleting for pod in world.pods_of(cluster.name))
+    ready = sum(pod.serves for pod in world.pods_of(cluster.name))
     if all_pods_ready(world, cluster):
         draft.set(reasons.PODS_READY, wanted=cluster.wanted)
     else:
@@ -95,9 +101,9 @@ def _describe_driver(world: World, draft: Draft) -> None:
         case Driver():
             draft.set(reasons.DRIVER_SUBMITTED, submission=submission)
         case Unreachable(detail):
-            draft.set(reasons.DRIVER_UNREACHABLE, detail=detail)
+            draft.set(reasons.DRIVER_UNREACHABLE, detail=f"Ray's dashboard does not answer as it should: {detail}")
         case DriverUnknown() if world.submit_error:
-            draft.set(reasons.DRIVER_UNREACHABLE, detail=world.submit_error)
+            draft.set(reasons.DRIVER_UNREACHABLE, detail=f"{world.submit_error}; it is submitted again")
         case DriverUnknown() | None:
             draft.set(reasons.DRIVER_NOT_SUBMITTED)
 
@@ -109,7 +115,7 @@ def _describe_progress(world: World, draft: Draft, cluster: Cluster) -> None:
         draft.set(reasons.STATE_RUNNING, step=step_reached(world), total=world.job.status.total_steps)
         return
     if cluster.provisioned is None:
-        draft.set(reasons.STATE_PROVISIONING)
+        draft.set(reasons.STATE_PROVISIONING, detail=pods_detail(world, cluster))
     elif report is None or steps_of_attempt(report) <= 0:
         draft.set(reasons.STATE_STARTING)
     else:

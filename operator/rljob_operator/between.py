@@ -5,14 +5,14 @@ from __future__ import annotations
 from rljob_api import names, reasons
 from rljob_api.spec import RLJobSpec
 
-from . import ending, preflight, suspension
+from . import attempt, ending, preflight, suspension
 from .classify import Failure
 from .deadlines import active_overdue
 from .draft import Draft
 from .plan import Action, DeleteCluster, DeletePod, PersistAttempt
 from .terms import WAIT_SECONDS, Step, Terms
 from .times import format_time
-from .world import Cluster, Pod, World
+from .world import World, listed
 
 
 def decide_between(world: World, draft: Draft, spec: RLJobSpec | None) -> Step | Failure:
@@ -26,6 +26,7 @@ def decide_between(world: World, draft: Draft, spec: RLJobSpec | None) -> Step |
         return overdue
     if waiting := _previous_attempt(world, draft, left, terms):
         return Step(leftovers, waiting)
+    draft.set(reasons.NOT_RESTARTING)
     draft.set(reasons.CLUSTER_NOT_CREATED)  # what was missing before may be there by now
     if spec is None:
         draft.set(reasons.STATE_INVALID)
@@ -40,21 +41,11 @@ def decide_between(world: World, draft: Draft, spec: RLJobSpec | None) -> Step |
 
 def _leftovers(world: World, but: str = "") -> tuple[Action, ...]:
     """What ends the rest of earlier attempts. Pods of a RayCluster go with it; those that lost theirs would stay for ever."""
-    clusters = [DeleteCluster(one.name, one.uid) for one in stray_clusters(world, but) if not one.deleting]
-    there = {one.name for one in world.clusters}
-    pods = [one for one in _stray_pods(world, but) if not one.deleting and (one.preflight or one.cluster not in there)]
-    return (*clusters, *(DeletePod(one.name, one.uid) for one in pods))
-
-
-def stray_clusters(world: World, but: str) -> list[Cluster]:
-    """RayClusters of the job's attempts, but one."""
-    return [one for one in world.clusters if one.owner_uid == world.job.uid and one.name != but]
-
-
-def _stray_pods(world: World, but: str) -> list[Pod]:
-    mine = [] if not but else [names.preflight_pod(world.job.name, world.job.status.attempt)]
-    ours = (one for one in world.pods if one.job_uid == world.job.uid)
-    return [one for one in ours if (one.name not in mine if one.preflight else not but or one.cluster != but)]
+    pods, clusters = world.strays(but)
+    there = {"", *(one.name for one in world.clusters)}
+    gone = [one for one in pods if not one.deleting and (one.preflight or one.cluster not in there)]
+    ends = [DeleteCluster(one.name, one.uid) for one in clusters if not one.deleting]
+    return (*ends, *(DeletePod(one.name, one.uid) for one in gone))
 
 
 def earlier_attempt(world: World, draft: Draft) -> tuple[str, tuple[Action, ...]]:
@@ -64,12 +55,7 @@ def earlier_attempt(world: World, draft: Draft) -> tuple[str, tuple[Action, ...]
     status, may bring back more.
     """
     mine = world.job.cluster_name
-    left = ", ".join(
-        [
-            *sorted(pod.name for pod in _stray_pods(world, mine)),
-            *sorted(f"RayCluster {one.name}" for one in stray_clusters(world, mine)),
-        ]
-    )
+    left = listed(*world.strays(mine))
     if left:
         draft.set(reasons.WAITING_FOR_PODS, attempt="an earlier attempt", pods=left)
     return left, _leftovers(world, mine)
@@ -129,9 +115,8 @@ def _start(world: World, draft: Draft, spec: RLJobSpec) -> Step:
     )
     if not preflight.looks(world):  # the cluster comes next: one write for both
         draft.update(checkpoint_volume=spec.checkpoint.volume)
-    for reason in (reasons.CLUSTER_NOT_CREATED, reasons.DRIVER_NOT_SUBMITTED, reasons.NOT_STARTED, reasons.NOT_RESTARTING):
-        draft.set(reason)
-    draft.set(reasons.STATE_PROVISIONING)
+    attempt.has_nothing(draft)
+    draft.set(reasons.STATE_PROVISIONING, detail="")
     cluster = f"RayCluster {names.cluster_name(world.job.name, number)}"
     follows = f"the volume is looked at, then comes {cluster}" if preflight.looks(world) else f"{cluster} comes next"
     draft.event(reasons.ATTEMPT_STARTED, f"attempt {number} is counted; {follows}")

@@ -14,7 +14,7 @@ from rljob_api.reasons import ConditionType
 from rljob_api.spec import RLJobSpec
 
 from . import attempt, ending, preflight, suspension
-from .between import decide_between, earlier_attempt, stray_clusters, volume_missing
+from .between import decide_between, earlier_attempt, volume_missing
 from .classify import Failure
 from .deadlines import active_overdue, provisioning_overdue
 from .draft import Draft
@@ -22,7 +22,7 @@ from .failure import find_failure
 from .judging import judge_job
 from .plan import Action, CreateCluster, DeleteCluster, DeletePod, DropSecret, Plan, ReleaseWorkers
 from .render import ray_cluster
-from .terms import PENDING_SECONDS, WAIT_SECONDS, Step, Terms
+from .terms import PENDING_SECONDS, WAIT_SECONDS, Step, Terms, waits_for_next_attempt
 from .times import format_time, parse_time
 from .world import Cluster, Stage, World
 
@@ -94,8 +94,10 @@ def _in_attempt(world: World, draft: Draft, spec: RLJobSpec | None) -> Step:
         return _failed(world, draft, failure, terms)
     if cluster is None:
         return _without_cluster(world, draft, spec, terms)
+    if cluster.provisioned is None and spec and cluster.spec and waits_for_next_attempt(cluster.spec, spec):
+        return _renewed(world, draft)
     step = _with_cluster(world, draft, cluster, spec, terms)
-    stray = (DeleteCluster(one.name, one.uid) for one in stray_clusters(world, cluster.name) if not one.deleting)
+    stray = (DeleteCluster(one.name, one.uid) for one in world.strays(cluster.name)[1] if not one.deleting)
     actions: list[Action] = [*stray, *step.actions]
     done = world.preflight  # its report is on the cluster now
     if done is not None and not done.deleting:
@@ -103,9 +105,22 @@ def _in_attempt(world: World, draft: Draft, spec: RLJobSpec | None) -> Step:
     return Step(tuple(actions), step.requeue_after)
 
 
+def _renewed(world: World, draft: Draft) -> Step:
+    """The spec was edited before there was a driver: nobody would wait out a wrong image, and nothing is lost."""
+    number = world.job.status.attempt
+    detail = f"the spec was edited before the pods of attempt {number} were ready; attempt {number + 1} begins with it"
+    draft.update(attempt_end_time=format_time(world.now))
+    attempt.has_nothing(draft)
+    draft.set(reasons.CLUSTER_DELETED, cluster=world.job.cluster_name)
+    draft.set(reasons.WAITING_FOR_PODS, attempt=f"attempt {number}", pods=world.remains)
+    draft.set(reasons.STATE_RESTARTING, detail=detail)
+    draft.event(reasons.ATTEMPT_RENEWED, detail)
+    return Step((*_clusters(world), *_preflights(world)), 0.5)
+
+
 def _without_cluster(world: World, draft: Draft, spec: RLJobSpec | None, terms: Terms) -> Step:
     """The attempt is counted: look at the volume, then make its cluster."""
-    draft.set(reasons.CLUSTER_NOT_CREATED)  # what was in the way before may be gone by now
+    attempt.has_nothing(draft)
     failure = attempt.without_cluster(world, draft, terms.deadlines)
     if failure is not None:
         return _failed(world, draft, failure, terms)
@@ -116,21 +131,20 @@ def _without_cluster(world: World, draft: Draft, spec: RLJobSpec | None, terms: 
         draft.set(reasons.STATE_PENDING, detail=detail)
         return Step((), WAIT_SECONDS)
     if world.stranger:
-        draft.set(reasons.STATE_PROVISIONING)
+        draft.set(reasons.STATE_PROVISIONING, detail="")
         return Step((), WAIT_SECONDS)
     left, actions = earlier_attempt(world, draft)
     if left:
-        draft.set(reasons.STATE_PROVISIONING)
+        draft.set(reasons.STATE_PROVISIONING, detail="")
         late = provisioning_overdue(world, terms.deadlines, f"; waiting for {left} of an earlier attempt to be gone")
         return _failed(world, draft, late, terms) if late else Step(actions, WAIT_SECONDS)
-    draft.set(reasons.NOT_RESTARTING)
     match preflight.judge(world, draft, spec):
         case Failure() as failure:
             return _failed(world, draft, failure, terms)
         case Step() as step:
             return step
         case preflight.Go(report):
-            draft.set(reasons.STATE_PROVISIONING)
+            draft.set(reasons.STATE_PROVISIONING, detail="")
             draft.update(checkpoint_volume=spec.checkpoint.volume)
             manifest = ray_cluster(world.job, spec, world.job.status.attempt, report)
             return Step((CreateCluster(manifest),), WAIT_SECONDS if world.refused else 1.0)
@@ -155,10 +169,13 @@ def _failed(world: World, draft: Draft, failure: Failure, terms: Terms) -> Step:
     if not ending.fail(world, draft, failure, terms):
         step = _let_go(world, draft, terms.ttl)
         return Step((*secret, *step.actions), step.requeue_after)
-    gone: list[Action] = []
-    if (cluster := world.cluster) is not None and not cluster.deleting:
-        gone.append(DeleteCluster(cluster.name, cluster.uid))
-    return Step((*gone, *secret, *_preflights(world)), 0.5)
+    return Step((*_clusters(world), *secret, *_preflights(world)), 0.5)
+
+
+def _clusters(world: World) -> tuple[DeleteCluster, ...]:
+    """The deletion of the attempt's cluster, where there is one to delete."""
+    one = world.cluster
+    return () if one is None or one.deleting else (DeleteCluster(one.name, one.uid),)
 
 
 def _preflights(world: World) -> tuple[DeletePod, ...]:

@@ -31,6 +31,7 @@ def succeed(world: World, draft: Draft) -> None:
     draft.set(reasons.DRIVER_EXITED, submission=world.job.submission_id, how=describe_end(0))
     draft.set(reasons.PROGRESS_ENDED)
     draft.set(reasons.NOT_RESTARTING)
+    draft.set(reasons.NOT_SUSPENDED)  # it may have been asked to save first
     draft.update(finish_time=format_time(world.now), attempt_end_time=format_time(world.now))
     draft.event(reason, detail)
 

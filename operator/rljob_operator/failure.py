@@ -51,11 +51,14 @@ def _pods_lost(world: World, cluster: Cluster) -> Failure | None:
     exit_code = world.driver.exit_code if isinstance(world.driver, Driver) else None
     if cluster.deleting:
         return Failure("HeadLost", f"RayCluster {cluster.name} is being deleted by someone else", exit_code, lost="head")
+    had_pods = cluster.provisioned is not None or bool(world.members) or world.driver_seen or _stepped(world)
+    if cluster.suspended and had_pods:  # KubeRay ends the pods, and forgets that they were ever ready
+        return Failure("Evicted", f"RayCluster {cluster.name} was suspended by someone else", exit_code, lost="head")
     if cluster.provisioned is None:
         return None
     pods = world.pods_of(cluster.name)
     heads = [pod for pod in pods if pod.head]
-    if not any(_runs(pod) for pod in heads):
+    if not any(pod.runs for pod in heads):
         return _lost_pod(world, heads, exit_code, head=True)
     workers = [pod for pod in pods if not pod.head]
     lost = [pod for pod in workers if not _lives(pod, cluster, world.members)]
@@ -68,6 +71,8 @@ def _lost_pod(world: World, lost: list[Pod], exit_code: int | None, *, head: boo
     """The pod that most likely ended the attempt, and why: what Kubernetes did, what the kernel did, or what is not known."""
     job = world.job
     ours = [pod for pod in (*world.departed, *lost) if pod.cluster == job.cluster_name and pod.job_uid == job.uid]
+    if world.members:  # one that KubeRay replaced while the cluster was being made ended nothing
+        ours = [pod for pod in ours if pod.name in world.members]
     gone = sorted((pod for pod in ours if pod.head == head), key=lambda pod: (not pod.disruption, not pod.last_words))
     pod = gone[0] if gone else None
     name = pod.name if pod else f"of {job.cluster_name}"
@@ -86,18 +91,14 @@ def _lost_pod(world: World, lost: list[Pod], exit_code: int | None, *, head: boo
     return Failure(reason, detail, exit_code, evident=bool(words), logs=logs, lost="head" if head else "worker")
 
 
-def _runs(pod: Pod) -> bool:
-    return not pod.ended and not pod.deleting
-
-
 def _lives(pod: Pod, cluster: Cluster, members: frozenset[str]) -> bool:
     """Runs, and was there when the cluster was first complete (by its times, which have whole seconds, and by its name).
 
-    KubeRay replaces a lost worker within seconds; the replacement knows nothing of the run. A head is never replaced
-    (names.ANNOTATION_NO_HEAD_RESTART), so heads need no such test.
+    KubeRay replaces a lost worker within seconds; the replacement knows nothing of the run. A head is not replaced once the
+    cluster has been complete (names.ANNOTATION_NO_HEAD_RESTART), so heads need no such test.
     """
     first = cluster.provisioned is not None and pod.created <= cluster.provisioned
-    return _runs(pod) and first and (not members or pod.name in members)
+    return pod.runs and first and (not members or pod.name in members)
 
 
 def _driver_ended(world: World) -> Failure | None:

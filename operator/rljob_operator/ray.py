@@ -18,6 +18,8 @@ from .bodies import read_end
 from .world import Driver, DriverAnswer, DriverUnknown, Job, SaveAnswer, Unreachable
 
 _TIMEOUT_SECONDS = 5.0
+_CONNECT_SECONDS = 2.0
+"""Shorter: where a node is lost nothing answers at all, and the jobs on it must not hold up the others'."""
 _TOKEN_REFUSED = (401, 403)
 
 
@@ -43,7 +45,8 @@ class DirectTransport:
         if self._session is None:
             # No keep-alive: each attempt's pod has a new address, and an idle connection would outlive it.
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(force_close=True), timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
+                connector=aiohttp.TCPConnector(force_close=True),
+                timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS, sock_connect=_CONNECT_SECONDS),
             )
         try:
             headers = {"Authorization": f"Bearer {token}"} if token else {}

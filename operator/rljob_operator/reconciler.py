@@ -365,7 +365,7 @@ def _is_final(report: ProgressReport | Unreachable) -> bool:
 
 def _complete(world: World, cluster: Cluster) -> bool:
     """Whether the cache shows every pod of the attempt alive and ready."""
-    pods = [pod for pod in world.pods_of(cluster.name) if pod.ready and not pod.ended and not pod.deleting]
+    pods = [pod for pod in world.pods_of(cluster.name) if pod.serves]
     return len(pods) >= cluster.wanted and any(pod.head for pod in pods)
 
 

@@ -85,7 +85,8 @@ def _container(job: Job, spec: RLJobSpec, image: str, trainer: Mapping[str, Any]
         "imagePullPolicy": "IfNotPresent",
         "command": list(names.PREFLIGHT_COMMAND),
         "env": [{"name": name, "value": value} for name, value in environment.items()],
-        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+        # Both limits: a quota on limits refuses pods without them, and nothing in the spec could give them.
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

@@ -15,6 +15,9 @@ from .api import Listing, Object
 from .reading import read_cluster, read_job, read_pod
 from .world import Cluster, Job, Key, Pod
 
+_MOST_DEPARTED = 2048
+"""Of one attempt: more than a run has pods (1,025)."""
+
 
 @dataclass(frozen=True)
 class _Entry[T]:
@@ -132,7 +135,10 @@ class Store:
         else:
             self.pods.drop(key)
             if self.jobs.get(owner) is not None:
-                self._departed.setdefault(owner, {})[key[1]] = replace(read_pod(obj), ended=True, ready=False)
+                gone = self._departed.setdefault(owner, {})
+                gone[key[1]] = replace(read_pod(obj), ended=True, ready=False)
+                if len(gone) > _MOST_DEPARTED:  # KubeRay makes pods anew for as long as they fail to start
+                    del gone[next(iter(gone))]
 
 
 def _owner(metadata: Object) -> Key | None:

@@ -32,6 +32,18 @@ class Terms:
         return cls(spec.deadlines, spec.failure_policy, spec.prompts.max_skipped, spec.ttl_seconds_after_finished)
 
 
+def waits_for_next_attempt(began: RLJobSpec, wanted: RLJobSpec) -> bool:
+    """Whether an edit has changed more than what reaches an attempt that began with `began`."""
+    reaching = {
+        "deadlines": wanted.deadlines,
+        "failure_policy": wanted.failure_policy,
+        "prompts": began.prompts.model_copy(update={"max_skipped": wanted.prompts.max_skipped}),
+        "suspend": wanted.suspend,
+        "ttl_seconds_after_finished": wanted.ttl_seconds_after_finished,
+    }
+    return began.model_copy(update=reaching).to_wire() != wanted.to_wire()
+
+
 @dataclass(frozen=True)
 class Step:
     """What a stage answers: actions and when to look again."""

@@ -86,10 +86,10 @@ class WorkQueue:
         return delay
 
     def overdue(self) -> float:
-        """Seconds that the longest waiting key is past its time: the queue's health."""
+        """Seconds that the longest waiting key is past its time, 0 where none is: the queue's health."""
         now = self._clock()
         waiting = [due for key, due in self._due.items() if key not in self._busy]
-        return max((now - due for due in waiting), default=0.0)
+        return max((now - due for due in waiting if due < now), default=0.0)
 
     def longest_pass(self) -> float:
         """Seconds that the oldest unfinished handling of a key has taken."""

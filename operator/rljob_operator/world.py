@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -95,6 +95,8 @@ class Cluster:
     """The job's spec as this attempt was started with."""
     preflight: PreflightReport | None = None
     """What was found on the volume before it was made."""
+    suspended: bool = False
+    """Whether its own spec.suspend is true, which we never set: a queue, or somebody's hand."""
 
     @property
     def wanted(self) -> int:
@@ -157,6 +159,16 @@ class Pod:
     """When a pod that is being deleted should have ended, by its grace period."""
     spec_text: str = ""
     """Of a preflight's pod: the job's spec that it was made for, as JSON."""
+
+    @property
+    def runs(self) -> bool:
+        """Neither ended nor on its way out."""
+        return not self.ended and not self.deleting
+
+    @property
+    def serves(self) -> bool:
+        """Runs, and is ready."""
+        return self.ready and self.runs
 
 
 @dataclass(frozen=True)
@@ -277,9 +289,14 @@ class World:
     @property
     def remains(self) -> str:
         """What still exists of the job's attempts, by name: pods, then RayClusters; empty where nothing does."""
-        left = sorted(pod.name for pod in self.pods if pod.job_uid == self.job.uid)
-        left += sorted(f"RayCluster {one.name}" for one in self.clusters if one.owner_uid == self.job.uid)
-        return ", ".join(left)
+        return listed(*self.strays())
+
+    def strays(self, but: str = "") -> tuple[list[Pod], list[Cluster]]:
+        """Pods and RayClusters of the job's attempts, without those of the attempt whose RayCluster has that name."""
+        ours = [one for one in self.pods if one.job_uid == self.job.uid]
+        mine = names.preflight_pod(self.job.name, self.job.status.attempt) if but else ""
+        pods = [one for one in ours if (one.name != mine if one.preflight else not but or one.cluster != but)]
+        return pods, [one for one in self.clusters if one.owner_uid == self.job.uid and one.name != but]
 
     def pods_of(self, cluster: str) -> list[Pod]:
         """Pods of this job that belong to one cluster; those of a deleted namesake may bear the same names."""
@@ -294,6 +311,11 @@ class Refusal:
     final: bool
     what: str = ""
     """What is refused: a pod by its name; the attempt's RayCluster where empty."""
+
+
+def listed(pods: Iterable[Pod], clusters: Iterable[Cluster]) -> str:
+    """Their names, for messages: pods, then RayClusters."""
+    return ", ".join([*sorted(one.name for one in pods), *sorted(f"RayCluster {one.name}" for one in clusters)])
 
 
 def is_restartable(exit_code: int | None) -> bool:

@@ -126,6 +126,39 @@ def test_probes_ask_the_health_port(render: Render) -> None:
     assert box["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "health"}
 
 
+def services(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {found["metadata"]["name"]: found["spec"] for found in of_kind(objects, "Service")}
+
+
+def test_a_service_leads_to_the_metrics_of_the_operator_also_while_it_is_not_ready(render: Render) -> None:
+    objects = render()
+    service, pod = services(objects)["rljob-metrics"], deployment(objects)["spec"]["template"]
+    assert service["selector"].items() <= pod["metadata"]["labels"].items()
+    assert service["publishNotReadyAddresses"] is True
+    (port,) = service["ports"]
+    ports = {one["name"]: one["containerPort"] for one in container(objects)["ports"]}
+    assert port["port"] == ports[port["targetPort"]] == Settings().health_port
+    assert "rljob-metrics" not in services(render("metrics.service.enabled=false"))
+
+
+def test_scrape_annotations_join_those_of_the_pod_and_are_off_by_default(render: Render) -> None:
+    assert "annotations" not in deployment(render())["spec"]["template"]["metadata"]
+    objects = render("metrics.scrapeAnnotations=true", "podAnnotations.team=x")
+    wanted = {"prometheus.io/scrape": "true", "prometheus.io/port": "8080", "prometheus.io/path": "/metrics", "team": "x"}
+    assert deployment(objects)["spec"]["template"]["metadata"]["annotations"] == wanted
+
+
+def test_a_monitor_finds_the_service_and_keeps_the_jobs_namespaces(render: Render) -> None:
+    assert of_kind(render(), "ServiceMonitor") == []
+    objects = render("metrics.serviceMonitor.enabled=true", "metrics.serviceMonitor.labels.release=main")
+    (monitor,) = of_kind(objects, "ServiceMonitor")
+    (found,) = (one for one in of_kind(objects, "Service") if one["metadata"]["name"] == "rljob-metrics")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= found["metadata"]["labels"].items()
+    assert monitor["metadata"]["labels"]["release"] == "main"
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint == {"port": found["spec"]["ports"][0]["name"], "path": "/metrics", "interval": "30s", "honorLabels": True}
+
+
 def test_settings_of_the_chart_are_settings_of_the_operator(render: Render) -> None:
     values = ("operator.logLevel=DEBUG", "operator.rayAccess=ApiServerProxy", "operator.statusSeconds=7")
     box = container(render(*values, "operator.resyncSeconds=60", "watchNamespaces={a,b}"))
@@ -194,6 +227,8 @@ def test_chart_of_the_definition_stands_alone(render: Render) -> None:
         ("serviceAccount.create=maybe", "create"),
         ("webhook.failurePolicy=Maybe", "failurePolicy"),
         ("webhook.replicas=0", "replicas"),
+        ("metrics.scrape=true", "scrape"),
+        ("metrics.serviceMonitor.interval=often", "interval"),
         ("webhook.certificate.existingSecret=mine", "caBundle"),
     ],
 )

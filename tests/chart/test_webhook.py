@@ -95,8 +95,9 @@ def test_a_certificate_of_ones_own_is_mounted_and_its_authority_trusted(render: 
 def test_two_replicas_get_a_disruption_budget_and_none_is_left_when_it_is_off(render: Render) -> None:
     assert of_kind(render(), "PodDisruptionBudget") == []
     assert the(render("webhook.replicas=2"), "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
-    kinds = {found["kind"] for found in render("webhook.enabled=false", OTHER_KEY)}
-    assert not kinds & {"ValidatingWebhookConfiguration", "Service", "Secret", "Issuer", "Certificate"}
+    left = render("webhook.enabled=false", OTHER_KEY)
+    assert [found["metadata"]["name"] for found in left if found["metadata"]["name"].startswith(NAME)] == []
+    assert not {found["kind"] for found in left} & {"ValidatingWebhookConfiguration", "Secret", "Issuer", "Certificate"}
 
 
 def test_its_pods_have_no_token_and_are_no_operators(render: Render) -> None:

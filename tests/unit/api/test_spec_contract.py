@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import yaml
 
 from rljob_api.crd import PRINTER_COLUMNS, custom_resource_definition, model_schema
 from rljob_api.generate import files
-from rljob_api.reasons import REASONS
+from rljob_api.reasons import INVALID, REASONS
+from rljob_api.rules import ACCESS_RULE, NAME_RULE, RULES
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobStatus
 from rljob_api.supported import HONOURED, PARTLY
@@ -102,8 +104,29 @@ def test_generated_files_are_as_the_contract_gives_them(name: str) -> None:
     assert (ROOT / name).read_text() == files()[name]
 
 
+def test_every_rule_that_refuses_a_job_has_a_reason_that_conditions_can_tell() -> None:
+    refusing = {rule.reason for rule in (*RULES, NAME_RULE, ACCESS_RULE) if rule.severity == "error"}
+    assert refusing <= INVALID.keys(), refusing - INVALID.keys()
+
+
 def test_reasons_are_stable_camel_case_words_with_a_meaning() -> None:
     for (_, name), reason in REASONS.items():
         assert re.fullmatch(r"[A-Z][A-Za-z]+", name)
         assert reason.meaning.endswith(".")
         assert reason.status in {"True", "False", "Unknown"}
+
+
+@pytest.mark.parametrize("name", [name for name in files() if name.endswith(".md")])
+def test_every_row_of_a_generated_table_is_whole(name: str) -> None:
+    lines = files()[name].splitlines()
+    for before, line in pairwise(lines):
+        if before.startswith("|") and line:
+            assert line.startswith("|"), line
+            assert len(re.findall(r"(?<!\\)\|", line)) == len(re.findall(r"(?<!\\)\|", before)), line
+
+
+def test_the_page_of_the_spec_has_a_row_for_every_field_that_a_user_writes_also_inside_lists() -> None:
+    rows = set(re.findall(r"^\| `([^`]+)` \|", files()["docs/spec.md"], re.MULTILINE))
+    wanted = {path for path, schema in walk(model_schema(RLJobSpec), "spec") if "properties" not in schema and path[-1] != "]"}
+    assert "spec.failurePolicy.rules[].action" in wanted
+    assert wanted <= rows

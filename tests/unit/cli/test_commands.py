@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import yaml
 
 from rljob_cli.files import apply_settings
 from rljob_cli.main import main
-from rljob_cli.watch import describe, ended, state
+from rljob_cli.watch import Story, describe, ended, state
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/copy.yaml"
 
@@ -124,3 +125,58 @@ def test_the_line_of_watch_shows_reward_skipped_and_state() -> None:
     assert ended(job) is None
     conditions[0]["status"] = "True"
     assert ended(job) is True
+
+
+def told(kind: str, status: str, reason: str, message: str) -> dict[str, str]:
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
+def watched(*conditions: dict[str, str], **status: object) -> dict[str, Any]:
+    spec = {"checkpoint": {"volume": {"claimName": "claim", "subPath": ""}}}
+    return {
+        "metadata": {"name": "copy", "namespace": "lab"},
+        "spec": spec,
+        "status": {"attempt": 2, "conditions": list(conditions), **status},
+    }
+
+
+def test_watch_says_once_what_a_job_waits_for_and_again_when_that_changes() -> None:
+    story = Story()
+    summary = told("Succeeded", "Unknown", "Provisioning", "waiting for pods")
+    short = told("ClusterReady", "False", "PodsPending", "1 of 2 pods are ready; Unschedulable: Insufficient cpu")
+    assert story.news(watched(summary, short)) == [
+        "ClusterReady=False PodsPending: 1 of 2 pods are ready; Unschedulable: Insufficient cpu",
+        "Succeeded=Unknown Provisioning: waiting for pods",
+    ]
+    assert story.news(watched(summary, short)) == []
+    ready = told("ClusterReady", "True", "AllPodsReady", "all 2 pods are ready")
+    assert story.news(watched(summary, ready)) == ["ClusterReady=True AllPodsReady: all 2 pods are ready"]
+    assert story.news(watched(summary, short)) == [
+        "ClusterReady=False PodsPending: 1 of 2 pods are ready; Unschedulable: Insufficient cpu"
+    ]
+
+
+def test_watch_tells_of_refusals_and_stalls_and_leaves_numbers_and_the_end_to_their_own_lines() -> None:
+    story = Story()
+    refused = told("Validated", "False", "BatchSizeMismatch", "spec.algorithm.grpo.microBatchSize: too large")
+    assert story.news(watched(refused)) == ["Validated=False BatchSizeMismatch: spec.algorithm.grpo.microBatchSize: too large"]
+    assert story.news(watched(told("Validated", "True", "Valid", "the spec passes all rules"))) == []
+    running = told("Succeeded", "Unknown", "Running", "step 7 of 500")
+    assert story.news(watched(running, told("Progressing", "True", "StepAdvanced", "phase Training"))) == []
+    stalled = told("Progressing", "False", "Stalled", "no step for 300 s; rank 3 did not arrive")
+    assert story.news(watched(running, stalled)) == ["Progressing=False Stalled: no step for 300 s; rank 3 did not arrive"]
+    assert story.news(watched(told("Succeeded", "False", "DriverFailed", "attempt 2: exit code 78"))) == []
+
+
+@pytest.mark.parametrize(("below", "path"), [("", ""), ("a b", "a b/")])
+def test_watch_gives_the_command_for_the_log_of_each_attempts_driver(below: str, path: str) -> None:
+    story, running = Story(), told("DriverRunning", "True", "Running", "copy-2 is running")
+    job = watched(running, rayClusterName="copy-2", checkpointVolume={"claimName": "claim", "subPath": below})
+    (line,) = story.news(job)
+    words = shlex.split(line)
+    assert words[:7] == ["log:", "kubectl", "-n", "lab", "exec", "service/copy-2-head-svc", "--"]
+    assert words[-1] == f"/rljob/volume/{path}runs/lab/copy/logs/driver-attempt-000002.log"
+    assert story.news(job) == []
+    job["status"] |= {"attempt": 3, "rayClusterName": "copy-3"}
+    assert "service/copy-3-head-svc" in story.news(job)[0]
+    assert Story().news(watched(told("DriverRunning", "False", "Exited", "copy-2 ended"), rayClusterName="copy-2")) == []

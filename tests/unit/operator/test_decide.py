@@ -210,6 +210,8 @@ def test_starting_pods_quote_the_kubelets_words() -> None:
 
 def test_a_pod_that_ended_before_all_were_ready_is_quoted() -> None:
     ended = pod("worker", ready=False, ended=True, last_words="Error, exit code 1: no such module")
+    _, conditions = outcome(world(clusters=(cluster(provisioned=None),), pods=(pod(), pod("worker", ended=True))))
+    assert conditions["ClusterReady"][2] == "1 of 2 pods are ready"  # the kubelet may be late to call it not ready
     _, conditions = outcome(world(clusters=(cluster(provisioned=None),), pods=(pod(), ended)))
     assert conditions["ClusterReady"][2] == "1 of 2 pods are ready; copy-1-worker: Error, exit code 1: no such module"
 
@@ -328,3 +330,11 @@ def test_transition_times_move_only_with_the_status() -> None:
 def test_a_field_that_another_version_wrote_is_dropped_not_fatal() -> None:
     before = training(job=job({**running(), "moonPhase": 3}))
     assert (decide(before).status_patch or {})["moonPhase"] is None
+
+
+def test_a_server_whose_port_is_taken_is_refused_by_its_own_reason() -> None:
+    bad = job(spec=spec(generation__server={"enabled": True, "port": 8265}))
+    plan, conditions = outcome(world(status={}, job=bad, clusters=(), pods=()))
+    assert conditions["Validated"][:2] == ("False", "ServerInvalid")
+    assert "spec.generation.server.port: 8265" in conditions["Validated"][2]
+    assert plan.actions == ()

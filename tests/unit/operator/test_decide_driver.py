@@ -31,6 +31,8 @@ from .builders import (
 
 # ---- The driver ----
 
+STARTING = (cluster(provisioned=None),)
+
 
 def test_the_driver_is_submitted_when_all_pods_are_ready_and_ray_does_not_know_it() -> None:
     plan, _ = outcome(world(driver=UNKNOWN))
@@ -46,12 +48,24 @@ def test_the_driver_is_submitted_when_all_pods_are_ready_and_ray_does_not_know_i
     "changes",
     [
         {"driver": UNKNOWN, "pods": (pod(), pod("worker", ready=False))},
+        {"driver": UNKNOWN, "pods": (pod(), pod("worker", deleting=True)), "clusters": STARTING},
+        {"driver": UNKNOWN, "pods": (pod(), pod("worker", ended=True)), "clusters": STARTING},
+        {"driver": UNKNOWN, "pods": (pod("worker"), pod("other")), "clusters": STARTING},
         {"driver": Driver("PENDING")},
         {"driver": Driver("RUNNING")},
         {"driver": Unreachable("refused")},
         {"driver": None},
     ],
-    ids=["a pod is not ready", "pending", "running", "unreachable", "not asked"],
+    ids=[
+        "a pod is not ready",
+        "a pod is going",
+        "a pod has ended",
+        "no head",
+        "pending",
+        "running",
+        "unreachable",
+        "not asked",
+    ],
 )
 def test_the_driver_is_not_submitted_otherwise(changes: dict[str, Any]) -> None:
     assert decide(world(**changes)).actions == ()
@@ -71,12 +85,17 @@ def test_what_ray_says_is_the_drivers_condition(driver: Any, status: str, reason
     assert conditions["DriverRunning"][:2] == (status, reason)
 
 
+def test_what_was_said_of_the_driver_goes_when_ray_knows_none() -> None:
+    silent = world(driver=Unreachable("timeout"))
+    status = apply(decide(silent), silent).to_wire()
+    starting = world(status=status, driver=UNKNOWN, pods=(pod(), pod("worker", ready=False)))
+    assert outcome(starting)[1]["DriverRunning"][:2] == ("False", "NotSubmitted")
+
+
 def test_a_submission_that_ray_refuses_is_shown() -> None:
-    _, conditions = outcome(world(driver=UNKNOWN, submit_error="Ray answered 500: No available agent"))
-    assert conditions["DriverRunning"][1:] == (
-        "Unreachable",
-        "Ray's dashboard does not answer: Ray answered 500: No available agent",
-    )
+    said = "the driver was not taken: Ray answered 500: No available agent"
+    _, conditions = outcome(world(driver=UNKNOWN, submit_error=said))
+    assert conditions["DriverRunning"][1:] == ("Unreachable", f"{said}; it is submitted again")
 
 
 def test_the_attempts_own_spec_is_submitted_even_when_the_job_was_edited() -> None:

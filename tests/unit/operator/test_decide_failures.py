@@ -292,3 +292,16 @@ def test_a_spec_made_invalid_between_attempts_starts_nothing() -> None:
     plan, conditions = outcome(world(60, job=job(failed(), spec(generation__parallelism={"tensor": 2})), clusters=(), pods=()))
     assert plan.actions == ()
     assert conditions["Succeeded"][1] == "Invalid"
+
+
+def test_a_pod_that_was_replaced_while_the_cluster_was_made_lends_a_later_loss_neither_its_name_nor_its_reason() -> None:
+    before = pod(name="copy-1-head-first", ended=True, disruption="PreemptionByScheduler", last_words="Error, exit code 1")
+    lost = pod(ended=True, ready=False, end_reason="OOMKilled", last_words="OOMKilled, exit code 137")
+    members = frozenset({lost.name, "copy-1-worker"})
+    moment = training(pods=(pod("worker"),), departed=(before, lost), members=members)
+    failure = apply(decide(moment), moment).last_failure
+    assert failure is not None
+    assert (failure.reason, failure.action) == ("OutOfMemory", "Restart")
+    assert failure.message == "the head pod copy-1-head is gone: OOMKilled, exit code 137"
+    silent = training(pods=(pod("worker"),), departed=(before,), members=members, incomplete_since=at(0))
+    assert outcome(silent)[1]["ClusterReady"] == ("False", "HeadLost", "the head pod of copy-1 is gone")

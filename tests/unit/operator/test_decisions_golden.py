@@ -9,9 +9,11 @@ import pytest
 
 from rljob_api.preflight import PassedOver
 from rljob_api.progress import CheckpointInfo, Handover, OldestPrompt, PromptCounts
+from rljob_api.reasons import ConditionType
 from rljob_operator.decide import decide
 from rljob_operator.plan import CreateCluster, CreatePreflight, Plan
-from rljob_operator.world import Driver, Refusal, SaveAnswer, Unreachable, World
+from rljob_operator.reading import read_status
+from rljob_operator.world import Driver, Refusal, SaveAnswer, Stage, Unreachable, World
 
 from .builders import (
     FINISHED,
@@ -90,6 +92,12 @@ MOMENTS: dict[str, World] = {
     ),
     "the preflight dies": before_cluster(pods=(preflight(ended=True, exit_code=1, message="no such module"),)),
     "an image does not exist": world(601, clusters=(cluster(provisioned=None),), pods=(WAITING, pod("worker"))),
+    "the image is mended before it was pulled": world(
+        20,
+        job=job(counted(), spec(trainer__image="example.test/mended:1")),
+        clusters=(cluster(provisioned=None),),
+        pods=(WAITING, pod("worker")),
+    ),
     "the head is lost": training(pods=(pod("worker"),), warning="DeletedHeadPod: exit 137"),
     "the head is killed for memory": training(
         pods=(pod("worker"), pod(ended=True, end_reason="OOMKilled", last_words="OOMKilled, exit code 137"))
@@ -197,3 +205,24 @@ def test_each_plan_is_repeatable_and_settles(name: str) -> None:
     assert plan.status_patch is None
     assert [one for one in plan.events if one.type == "Warning"] == []  # others tell of an action that was carried out
     assert plan.requeue_after is None or plan.requeue_after > 0
+
+
+LASTING = {"CheckpointAvailable", "PromptsSkipped"}
+"""What they tell of is on the volume, and holds over attempts."""
+OF_THE_LAST_ATTEMPT = {"ClusterReady", "DriverRunning", "Progressing"}
+"""They may tell how it ended until there is another."""
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_no_condition_outlives_what_it_tells_of(name: str) -> None:
+    """Whatever an earlier pass has said: this one says anew what it sees, or says that there is nothing."""
+    moment = MOMENTS[name]
+    stale = [
+        {"type": one, "status": "Unknown", "reason": "Stale", "message": "", "lastTransitionTime": stamp(0)}
+        for one in ConditionType
+    ]
+    raw = {**moment.job.raw_status, "conditions": stale}
+    moment = replace(moment, job=replace(moment.job, raw_status=raw, status=read_status(raw)))
+    left = {one.type for one in apply(decide(moment), moment).conditions if one.reason == "Stale"}
+    between = moment.job.stage is Stage.BETWEEN
+    assert left <= LASTING | (OF_THE_LAST_ATTEMPT if between else set())

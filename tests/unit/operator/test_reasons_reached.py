@@ -66,6 +66,7 @@ MOMENTS = [
     training(job=job(running(), spec(suspend=True))),
     world(60, job=job(failed(), spec(suspend=True)), clusters=(), pods=()),
     world(clusters=(cluster(provisioned=None),), pods=()),
+    world(job=job(running(), spec(trainer__image="mended")), clusters=(cluster(provisioned=None),)),
     world(driver=UNKNOWN),
     world(driver=Driver("PENDING")),
     world(driver=Unreachable("x")),

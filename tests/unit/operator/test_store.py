@@ -81,3 +81,13 @@ def test_a_list_of_one_namespace_says_nothing_of_another() -> None:
     assert store.jobs.get(KEY) is not None
     assert store.resync("rljobs", "default", Listing([], "20")) == {KEY}
     assert store.jobs.get(KEY) is None
+
+
+def test_pods_that_are_made_anew_for_days_are_not_all_remembered() -> None:
+    store = Store()
+    store.take("rljobs", obj("copy", 1))
+    for number in range(3000):
+        store.take("pods", obj(f"copy-1-head-{number}", number + 2), deleted=True)
+    departed = store.departed(KEY)
+    assert len(departed) < 2100
+    assert departed[-1].name == "copy-1-head-2999"

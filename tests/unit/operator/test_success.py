@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rljob_api.progress import Failed
+from rljob_api.progress import Failed, Finished
 from rljob_operator.decide import decide
 from rljob_operator.world import Driver
 
@@ -28,8 +28,9 @@ def test_a_report_of_failure_wins_over_rays_success() -> None:
     assert (after.last_failure.reason, after.last_failure.exit_code) == ("DriverFailed", 80)
 
 
-def test_a_report_of_a_permanent_failure_ends_the_job_though_ray_reports_success() -> None:
-    told = report(500, phase="Failed", finished=FINISHED, failed=Failed(exit_code=78, message="loss is nan"))
+@pytest.mark.parametrize("finished", [FINISHED, None], ids=["finished", "all steps"])
+def test_a_report_of_a_permanent_failure_ends_the_job_though_ray_reports_success(finished: Finished | None) -> None:
+    told = report(500, phase="Failed", finished=finished, failed=Failed(exit_code=78, message="loss is nan"))
     _, conditions = outcome(training(driver=ENDED, report=told))
     assert conditions["Succeeded"][:2] == ("False", "DriverFailed")
 

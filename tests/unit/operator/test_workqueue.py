@@ -115,6 +115,14 @@ def test_overdue_says_how_late_the_queue_is() -> None:
     assert q.overdue() == 42
 
 
+def test_a_queue_whose_jobs_are_due_later_is_not_overdue_at_all() -> None:
+    q, clock = queue()
+    q.add(A, 5)
+    assert q.overdue() == 0
+    clock.now += 8
+    assert q.overdue() == 3
+
+
 async def test_get_waits_until_a_key_is_added() -> None:
     q = WorkQueue()
     waiter = asyncio.create_task(q.get())

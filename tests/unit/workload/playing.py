@@ -63,6 +63,10 @@ class Play:
         async with self.session.post(rollout["base_url"] + "/completions", json=body) as response:
             return response.status, await response.json()
 
+    async def state(self, name: str) -> tuple[int, dict[str, Any]]:
+        async with self.session.get(f"{self.url}/rollouts/{name}") as response:
+            return response.status, await response.json()
+
     async def result(self, rollout: dict[str, Any], **body: Any) -> tuple[int, dict[str, Any]]:
         async with self.session.post(f"{self.url}/rollouts/{rollout['id']}/result", json=body) as response:
             return response.status, await response.json()

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import numpy
 import pytest
+import torch
 from aiohttp import web
 
 from rljob_workload.agents import hints, loop
@@ -22,6 +23,15 @@ from rljob_workload.server.errors import ApiError
 
 from .fake_ranks import FakeTrainer
 from .playing import SOON, Play, playing
+
+
+async def played_out(play: Play, plays: asyncio.Task[None]) -> None:
+    """Five steps, and an agent that ends with the run: every prompt of theirs is trained and none skipped."""
+    await asyncio.wait_for(trained(play, 5), SOON)
+    await play.collector.close()
+    await asyncio.wait_for(plays, SOON)
+    assert play.collector.counters()["counts"]["trained"] == 10
+    assert play.collector.counters()["counts"]["skipped"] == 0
 
 
 async def trained(play: Play, steps: int) -> None:
@@ -37,12 +47,7 @@ def agent(play: Play, do: loop.Play, at_once: int = 64) -> asyncio.Task[None]:
 
 async def test_the_example_plays_a_run_from_its_first_prompt_to_its_end(tmp_path: Path) -> None:
     async with playing(tmp_path, maxInFlightPrompts=4) as play:
-        plays = agent(play, lambda session, rollout: hints.play(session, rollout, 2))
-        await asyncio.wait_for(trained(play, 5), SOON)
-        await play.collector.close()
-        await asyncio.wait_for(plays, SOON)
-        assert play.collector.counters()["counts"]["trained"] == 10
-        assert play.collector.counters()["counts"]["skipped"] == 0
+        await played_out(play, agent(play, lambda session, rollout: hints.play(session, rollout, 2)))
 
 
 async def test_so_many_rollouts_are_played_at_once_and_results_go_together(tmp_path: Path, capsys: Any) -> None:
@@ -158,10 +163,15 @@ def test_scalars_of_numerical_libraries_are_numbers_and_long_errors_are_cut() ->
         def __float__(self) -> float:
             return 0.5
 
-    read = result_of({"reward": Scalar(), "correct": numpy.bool_(True)})
-    assert read == {"reward": 0.5, "correct": True}
-    assert type(read["correct"]) is bool
-    assert result_of({"reward": numpy.float32(0.5)}) == {"reward": 0.5}
+    assert result_of({"reward": Scalar()}) == {"reward": 0.5}
+    for half, true in ((numpy.float32(0.5), numpy.bool_(True)), (torch.tensor(0.5), torch.tensor(True))):
+        read = result_of({"reward": half, "correct": true})
+        assert read == {"reward": 0.5, "correct": True}
+        assert type(read["correct"]) is bool
+        with pytest.raises(UnusableError, match="reward is no number"):
+            result_of({"reward": true})
+        with pytest.raises(UnusableError, match="correct is not true or false"):
+            result_of({"reward": half, "correct": half})
     assert result_of({"error": ValueError("y" * 200_000)}) == {"error": "y" * 300}
     with pytest.raises(UnusableError, match=r"play gave {'reward': array"):
         result_of({"reward": numpy.ones(2)})
@@ -192,9 +202,9 @@ async def test_a_play_that_hangs_is_given_up_when_its_rollout_is_over_and_not_be
     monkeypatch.setattr(loop, "LOOK_SECONDS", 0.01)
     tries: list[str] = []
     asked = 0
-    original = loop.Loop._counts
+    original = loop.Loop._left
 
-    async def counts(self: loop.Loop, rollout: loop.Rollout) -> bool:
+    async def left(self: loop.Loop, rollout: loop.Rollout) -> float | None:
         nonlocal asked
         asked += 1
         return await original(self, rollout)
@@ -205,7 +215,7 @@ async def test_a_play_that_hangs_is_given_up_when_its_rollout_is_over_and_not_be
             await asyncio.Event().wait()  # a tool that never answers
         return await hints.play(session, rollout, 1)
 
-    monkeypatch.setattr(loop.Loop, "_counts", counts)
+    monkeypatch.setattr(loop.Loop, "_left", left)
     async with playing(tmp_path, maxInFlightPrompts=2, answerTimeoutSeconds=3600) as play:
         front = play.collector._house._front  # type: ignore[union-attr]
         assert front is not None
@@ -237,12 +247,7 @@ async def test_requests_that_nobody_served_are_repeated_and_results_count_once(
         met = {name: troubled(front._players, name, trouble, monkeypatch) for name in ("next", "results", "turn")}
         if trouble == "dropped after":  # rollouts of a lost answer come again when they are late
             monkeypatch.setattr(front._players, "next", met["next"].original)
-        plays = agent(play, lambda session, rollout: hints.play(session, rollout, 2))
-        await asyncio.wait_for(trained(play, 5), SOON)
-        await play.collector.close()
-        await asyncio.wait_for(plays, SOON)
-        assert play.collector.counters()["counts"]["trained"] == 10
-        assert play.collector.counters()["counts"]["skipped"] == 0
+        await played_out(play, agent(play, lambda session, rollout: hints.play(session, rollout, 2)))
         assert met["results"].left == met["turn"].left == 0
         assert capsys.readouterr().err == ""
 

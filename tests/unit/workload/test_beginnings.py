@@ -267,6 +267,20 @@ def test_a_directory_in_the_place_of_the_token_leaves_the_run_without_endpoints(
         assert not (tmp_path / local.CONTROL_FILE).exists()
 
 
+@pytest.mark.parametrize("bar", [True, False], ids=["bar", "log"])
+def test_where_the_agents_output_goes_is_said_at_the_start(
+    tmp_path: Path, bar: bool, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = {"environment": {"agent": {"command": ["python"]}}, "generation__server": {"enabled": True}}
+    with caplog.at_level("INFO", "rljob.local"), local._served(attempt_in(tmp_path, **agent), tmp_path / "t", 1, show_bar=bar):
+        text = f"the agent's output is in {tmp_path / 'logs' / 'agent-attempt-000002.log'}"
+        assert text in caplog.text
+        assert capsys.readouterr().err.count(text) == bar
+        caplog.clear()
+    with caplog.at_level("INFO", "rljob.local"), local._served(attempt_in(tmp_path), tmp_path / "t", 1, show_bar=bar):
+        assert "agent's output" not in caplog.text + capsys.readouterr().err
+
+
 def test_what_could_not_be_loaded_is_passed_over_by_the_next_local_attempt_until_one_ends_otherwise(tmp_path: Path) -> None:
     def ended(code: ExitCode, resumed_from: str | None, source: str | None = None) -> list[str]:
         attempt = local._next_attempt(spec_with(), "copy", "default", tmp_path)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from rljob_workload.core.source import Row
 from rljob_workload.runtime import collector as module
 from rljob_workload.runtime.errors import HungError
+from rljob_workload.server.wire import hung_up
 
 from .playing import SOON, called, failures, opened, playing, seen, untaken, waiting
 
@@ -94,6 +98,65 @@ async def test_rollouts_for_a_client_that_is_gone_are_given_to_the_next_one(tmp_
         await asyncio.wait_for(put_back.wait(), SOON)
         assert len(await play.next(8)) == 8
         assert failures(play) == dict.fromkeys(range(4), 0)
+
+
+async def test_a_client_that_hangs_up_is_seen_before_the_event_loop_has_read_it() -> None:
+    ours, theirs = socket.socketpair()
+    transport, _ = await asyncio.get_running_loop().connect_accepted_socket(asyncio.Protocol, ours)
+    request: Any = SimpleNamespace(transport=transport)
+    assert not hung_up(request)
+    theirs.sendall(b"the next request")
+    assert not hung_up(request)
+    theirs.close()
+    assert not transport.is_closing(), "the loop has had no turn"
+    assert hung_up(request)
+    transport.close()
+    assert hung_up(request)
+
+
+@pytest.mark.parametrize("purpose", ["train", "validate"])
+async def test_a_rollout_that_still_counts_says_for_how_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, purpose: str
+) -> None:
+    seconds = [0.0]
+    monkeypatch.setattr(module.ActiveClock, "now", lambda self: seconds[0])
+    async with playing(tmp_path, answerTimeoutSeconds=5) as play:
+        assert play.collector._players is not None
+        monkeypatch.setattr(play.collector._players, "_clock", lambda: seconds[0])
+        name = "0.0.0"
+        if purpose == "validate":
+            name = "v1.7.1"
+            with play.collector.monitor.changing():
+                play.collector._players.open_validation([(7, Row((1, 4), "4"))])
+        assert (await play.state(name))[0] == 404, "no agent has it"
+        (rollout,) = await play.next(1)
+        assert rollout["id"] == name
+        told = {"id": name, "purpose": purpose, "turns": 0, "answering": False, "seconds_left": 5.0}
+        assert await play.state(name) == (200, told)
+        seconds[0] = 3.5
+        play.rank.hold = lambda request: True
+        turn = asyncio.create_task(play.turn(rollout))
+        await asyncio.wait_for(seen(play, 1), SOON)
+        assert await play.state(name) == (200, told | {"answering": True, "seconds_left": 1.5})
+        play.rank.hold = lambda request: False
+        assert (await asyncio.wait_for(turn, SOON))[0] == 200
+        assert await play.state(name) == (200, told | {"turns": 1, "seconds_left": 1.5})
+        async with play.session.post(f"{play.url}/rollouts/{name}", json={}) as response:
+            assert (response.status, response.headers["Allow"]) == (405, "GET")
+        assert (await play.result(rollout, reward=0.5, correct=True))[0] == 200
+        status, answer = await play.state(name)
+        assert status == 410
+        assert "it was reported" in answer["error"]["message"]
+        assert (await play.state("9.9.9"))[0] == 404
+
+
+async def test_a_rollout_that_was_given_up_says_why(tmp_path: Path) -> None:
+    async with playing(tmp_path) as play:
+        first, second, *_ = await play.next()
+        assert (await play.result(first, error="the tool is down"))[0] == 200
+        status, answer = await play.state(second["id"])
+        assert status == 410
+        assert "the tool is down" in answer["error"]["message"]
 
 
 async def test_a_rollouts_time_begins_when_an_agent_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -265,20 +266,25 @@ class Loop:
             await asyncio.sleep(LOOK_SECONDS)
             for task, played in [one for one in self._playing.items() if one[1].due <= now()]:
                 seconds = played.rollout["timeout_seconds"]
-                if await self._counts(played.rollout):
-                    played.due = now() + seconds / 4
+                left = await self._left(played.rollout)
+                if left is not None:  # it may be over sooner, with another one of its prompt
+                    played.due = now() + min(left, seconds / 4)
                 elif self._playing.pop(task, None) is not None:
                     task.cancel()
                     self._give_up(played.rollout["id"], f"not played within {seconds:g} s")
 
-    async def _counts(self, rollout: Rollout) -> bool:
-        """Whether the trainer still waits for it: of one that is over a turn is refused before it is read, and this is none."""
-        url, timeout = rollout["base_url"] + "/completions", aiohttp.ClientTimeout(total=ASK_SECONDS)
+    async def _left(self, rollout: Rollout) -> float | None:
+        """Seconds that the trainer waits for it, pauses left out; None: it waits no longer."""
+        url, timeout = f"{self._url}/rollouts/{rollout['id']}", aiohttp.ClientTimeout(total=ASK_SECONDS)
         try:
-            async with self._session.post(url, json={}, timeout=timeout) as response:
-                return response.status not in (404, 410)
+            async with self._session.get(url, timeout=timeout) as response:
+                if response.status == 200:
+                    return float((await response.json())["seconds_left"])
+                if response.status in (404, 410):
+                    return None
         except (*DROPPED, TimeoutError):
-            return True  # not known
+            pass
+        return math.inf  # not known
 
     def _watched(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (failure := task.exception()) is not None:

@@ -17,8 +17,8 @@ class UnusableError(Exception):
 def result_of(given: object) -> dict[str, Any]:
     """`{"reward": 0.5}`, with `correct` if there is one, or `{"error": "why"}`: plain values that JSON has.
 
-    Scalars of NumPy and PyTorch are numbers here as Python's are. Raises UnusableError, and nothing else whatever is given:
-    the result of one rollout is to cost no other.
+    Scalars of NumPy, PyTorch and the like are what their `item()` says. Raises UnusableError, and nothing else whatever is
+    given: the result of one rollout is to cost no other.
     """
     try:
         return _read(given)
@@ -33,16 +33,21 @@ def _read(given: object) -> dict[str, Any]:
         raise ValueError(f"{reprlib.repr(unknown[0])} is unknown; a result has reward and correct, or error")
     if (error := given.get("error")) is not None:
         return {"error": str(error)[:MOST_ERROR]}
-    reward, correct = given.get("reward"), given.get("correct")
+    reward, correct = _plain(given.get("reward")), _plain(given.get("correct"))
     if isinstance(reward, bool) or not (hasattr(reward, "__float__") or hasattr(reward, "__index__")):
         raise TypeError("reward is no number")
-    if not math.isfinite(number := float(reward)):  # type: ignore[arg-type]
+    if not math.isfinite(number := float(reward)):
         raise ValueError("reward is not finite")
     if correct is None:
         return {"reward": number}
-    if type(correct).__name__ not in ("bool", "bool_"):  # NumPy's has the one name or the other
+    if not isinstance(correct, bool):
         raise TypeError("correct is not true or false")
-    return {"reward": number, "correct": bool(correct)}
+    return {"reward": number, "correct": correct}
+
+
+def _plain(value: Any) -> Any:
+    """Python's own of an array library's scalar: all of them have `item()`, which raises where there is more than one value."""
+    return value.item() if hasattr(value, "item") else value
 
 
 def _told(given: object) -> str:

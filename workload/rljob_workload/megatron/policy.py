@@ -313,7 +313,7 @@ def _build_training(settings: ModelSettings, config: Any, model: Any) -> tuple[A
     )
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-    optimizer_fixes.keep_padding_between_buckets()
+    optimizer_fixes.install()
     ddp_config = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
     ddp = DistributedDataParallel(config=config, ddp_config=ddp_config, module=model)
     optimizer = get_megatron_optimizer(

@@ -12,10 +12,14 @@ import pickle
 import queue
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rljob_workload.core.weight_digest import Staged, WeightDigest
+from rljob_workload.megatron.buffers import Buffers
 from rljob_workload.megatron.digest import digest_of
 from rljob_workload.megatron.errors import WeightsError
 from rljob_workload.megatron.policy import Policy
@@ -24,21 +28,24 @@ from rljob_workload.megatron.policy import Policy
 class StagedSave:
     """One save of one rank, from its copies to its file."""
 
-    def __init__(self, policy: Policy, state: dict[str, Any], target: Path) -> None:
-        """Plan and copy. Collective. Raises WeightsError when the copies are not the live parameters."""
+    def __init__(self, policy: Policy, state: dict[str, Any], target: Path, buffers: Buffers) -> None:
+        """Copy and plan. Collective. Raises WeightsError when the copies are not the live parameters.
+
+        `buffers`: lent to this save, which gives them back when its file is written.
+        """
         from megatron.core import dist_checkpointing
 
         use_thread_queue()
         model = list(model_shards(state["model"]))
         names = {shard.key for shard in model}
-        strategy = _planning_strategy()
+        self._buffers = buffers
+        strategy = _planning_strategy(buffers)
         dist_checkpointing.save(state, str(target), sharded_strategy=strategy, async_sharded_save=True, async_strategy="mcore")
         self._target = target
         self._strategy = strategy
         self._writer = strategy.writer
         self._metadata = strategy.metadata
-        self._writer.write_buckets = copies(self._writer.write_buckets)
-        self.staged = _checked(self._writer.write_buckets, model, names, policy)
+        self.staged = _checked(self._writer.write_buckets, model, names, policy, buffers)
         self._results: bytes | None = None
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._write, name="checkpoint writer", daemon=True)
@@ -80,6 +87,7 @@ class StagedSave:
             self._failure = err
         finally:
             self._writer.write_buckets = []
+            self._buffers.give_back()
 
 
 def model_shards(state: Any) -> Iterator[Any]:
@@ -108,17 +116,29 @@ def live_digest(policy: Policy, shards: Sequence[Any]) -> WeightDigest:
     return digest_of(shard.data for shard in mine)
 
 
-def copies(buckets: Sequence[Any]) -> list[Any]:
-    """Megatron's write plan over copies: on a CPU it would write the very tensors that the next step changes."""
-    copied = []
-    for path, key, (bytes_data, tensor_data) in buckets:
-        tensors = [(item, tensor.detach().to("cpu", copy=True)) for item, tensor in tensor_data]
-        copied.append((path, key, (bytes_data, tensors)))
-    return copied
+def copied(shard: Any, buffers: Buffers) -> Any:
+    """A ShardedTensor over a copy in this memory; others, and replicas that another rank writes, as they are.
+
+    Each copy has a storage of its own, since Megatron copies views once more. On a CPU it would write the very tensors that the
+    next step changes. What the optimizer gathered lies in this memory already. Raises WeightsError for what has no data here.
+    """
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor, is_main_replica
+
+    if not isinstance(shard, ShardedTensor) or not is_main_replica(shard.replica_id):
+        return shard
+    data = shard.data.detach()
+    if data.is_meta:
+        raise WeightsError(f"{shard.key}: this rank would have to write what another one has gathered")
+    if buffers.owns(data) and data.is_contiguous():
+        return replace(shard, data=torch.from_numpy(data.numpy()))
+    return replace(shard, data=buffers.take((shard.key, shard.global_offset), data.shape, data.dtype).copy_(data))
 
 
-def _checked(buckets: Sequence[Any], model: Sequence[Any], names: set[str], policy: Policy) -> Staged:
+def _checked(buckets: Sequence[Any], model: Sequence[Any], names: set[str], policy: Policy, buffers: Buffers) -> Staged:
     tensors = [(item.index.fqn, tensor) for _, _, (_, data) in buckets for item, tensor in data]
+    for name, tensor in tensors:
+        if not buffers.owns(tensor):
+            raise WeightsError(f"{name}: what would be written is not the copy; the next step may change it")
     staged = digest_of(tensor for name, tensor in tensors if name in names)
     live = live_digest(policy, model)
     if staged != live:
@@ -129,13 +149,18 @@ def _checked(buckets: Sequence[Any], model: Sequence[Any], names: set[str], poli
     return Staged(staged, sum(tensor.numel() * tensor.element_size() for _, tensor in tensors))
 
 
-def _planning_strategy() -> Any:
-    """Megatron's strategy, which keeps what it planned instead of closing over it."""
+def _planning_strategy(buffers: Buffers) -> Any:
+    """Megatron's strategy over copies, which keeps what it planned instead of closing over it."""
+    from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace
     from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
     class Planning(TorchDistSaveShardedStrategy):  # type: ignore[misc]
         writer: Any = None
         metadata: Any = None
+
+        def async_save(self, state: Any, target: Path, async_strategy: str) -> Any:
+            copies = dict_list_map_outplace(lambda shard: copied(shard, buffers), state)
+            return super().async_save(copies, target, async_strategy)
 
         def _get_save_and_finalize_callbacks(self, writer: Any, planned: Any, async_strategy: str) -> Any:
             self.writer, self.metadata = writer, planned[1]

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from rljob_workload.core.weight_digest import WEIGHTS, Staged, WeightDigest
+from rljob_workload.megatron.buffers import Buffers
 from rljob_workload.megatron.errors import WeightsError, reason_of
 from rljob_workload.megatron.policy import Policy
 from rljob_workload.megatron.shim import optimizer as fixes
@@ -41,6 +42,7 @@ class Saver:
         self._policy = policy
         self._sampler = sampler
         self._pending: tuple[Path, StagedSave] | None = None
+        self._buffers = Buffers()
         # Megatron collects garbage at every save: 0.3 s over all that was imported, with the engine down. Modules, model and
         # engine live as long as the process, so the collector need not look at them again.
         gc.freeze()
@@ -55,16 +57,20 @@ class Saver:
         fixes.prepare_for_save(policy.optimizer)
         if self._pending is not None:
             raise WeightsError(f"the save into {self._pending[0]} has not been ended")
+        self._buffers.lend()
         try:
             if dist.get_rank() == 0:
                 (directory / WEIGHTS).mkdir()
             dist.barrier()
-            save = StagedSave(policy, _state(policy, loading=False), directory / WEIGHTS)
+            with fixes.gathering_into(self._buffers):
+                state = _state(policy, loading=False)
+            save = StagedSave(policy, state, directory / WEIGHTS, self._buffers)
             _save_random_state(policy, self._sampler, directory)
-        except WeightsError:
+        except BaseException as err:  # CheckpointException is no Exception
+            self._buffers.give_back()
+            if isinstance(err, Exception | CheckpointException) and not isinstance(err, WeightsError):
+                raise self._not_written(directory, err) from err
             raise
-        except (Exception, CheckpointException) as err:  # the latter is no Exception
-            raise self._not_written(directory, err) from err
         self._pending = directory, save
         save.start()
         return save.staged

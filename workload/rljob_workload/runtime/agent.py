@@ -32,6 +32,11 @@ _TAIL_BYTES = 4096
 _ENDED_FROM_OUTSIDE = frozenset(code for number in (signal.SIGKILL, signal.SIGTERM) for code in (-number, 128 + number))
 
 
+def agent_log(directory: Path, attempt: int) -> Path:
+    """Where what an attempt's agent prints is, in the run's directory."""
+    return directory / "logs" / f"agent-attempt-{attempt:06d}.log"
+
+
 class AgentError(Exception):
     """The agent's process ends whenever it is started; the message has its last words."""
 

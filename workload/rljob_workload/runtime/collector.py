@@ -30,7 +30,7 @@ from rljob_workload.data.builtin import TaskData, load_builtin
 from rljob_workload.environments import load_environment
 from rljob_workload.megatron.errors import EngineError, NonFiniteError
 from rljob_workload.runtime.account import Account
-from rljob_workload.runtime.agent import AgentError
+from rljob_workload.runtime.agent import AgentError, agent_log
 from rljob_workload.runtime.concurrency import control
 from rljob_workload.runtime.errors import CollectorFailedError, HungError, cause_line
 from rljob_workload.runtime.journal import keeper_of_books
@@ -61,8 +61,7 @@ class Collector:
     def __init__(self, spec: dict[str, Any], directory: str, attempt: int, place: ServerPlace | None = None) -> None:
         """`place`: of the HTTP server, where the spec wants one."""
         self._spec = RLJobSpec.model_validate(spec)
-        logs = Path(directory) / "logs"
-        log_to_file(logs / f"collector-attempt-{attempt:06d}.log")
+        log_to_file(Path(directory) / "logs" / f"collector-attempt-{attempt:06d}.log")
         task = load_builtin(str(self._spec.data.builtin))
         environment = load_environment(str(self._spec.environment.builtin or "exactMatch"), fixed_length=task.eos is None)
         self._rollouts = build_rollouts(self._spec, task, keeper_of_books(Path(directory), attempt))
@@ -74,7 +73,7 @@ class Collector:
         self._desk = Desk()
         answer_seconds = float(self._spec.generation.answer_timeout_seconds)
         self._players = Players(self, replicas, answer_seconds) if self._spec.environment.agent else None
-        self._house = self._new_house(task, place, logs / f"agent-attempt-{attempt:06d}.log") if place else None
+        self._house = self._new_house(task, place, agent_log(Path(directory), attempt)) if place else None
         self._pumps = Pumps(self, self._spec)
         self._account = Account(self._spec, self._rollouts, self._players, self._pumps, self._machine, self._clock)
         self._failure: Exception | None = None

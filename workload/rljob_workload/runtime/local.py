@@ -29,6 +29,7 @@ from rljob_api.names import (
 from rljob_api.spec import RLJobSpec
 from rljob_workload.core.checkpoint import CheckpointError, RunDirectory, write_json
 from rljob_workload.runtime import view
+from rljob_workload.runtime.agent import agent_log
 from rljob_workload.runtime.control import Access
 from rljob_workload.runtime.errors import RunError
 from rljob_workload.runtime.guardian import Guardian
@@ -84,10 +85,20 @@ def _run(attempt: Attempt, temporary: str, *, show_progress: bool, port: int) ->
             show_bar=show_bar,
             linger_seconds=0.0,
             access=Access(token),
-            served=lambda port: _control_file(attempt.directory, token, port),
+            served=lambda port: _served(attempt, token, port, show_bar=show_bar),
         )
     finally:
         guardian.release()
+
+
+def _served(attempt: Attempt, token: Path, port: int, *, show_bar: bool) -> contextlib.AbstractContextManager[None]:
+    """The run is about to start: say where its agent's output goes, also where a bar takes the log's place."""
+    if attempt.spec.environment.agent is not None:
+        text = f"the agent's output is in {agent_log(attempt.directory, attempt.number)}"
+        log.info("%s", text)
+        if show_bar:
+            print(f"rljob: {text}", file=sys.stderr)
+    return _control_file(attempt.directory, token, port)
 
 
 @contextlib.contextmanager

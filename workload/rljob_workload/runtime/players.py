@@ -120,10 +120,16 @@ class Players:
 
     def hand_out(self, most: int) -> list[AgentRollout]:
         """Rollouts for an agent. Their time begins."""
-        clocks = {Purpose.TRAIN: lambda: self._owner.now, Purpose.VALIDATE: self._clock}
-        taken = self._rollouts.hand_out(most, lambda purpose: clocks[purpose]() + self._seconds)
+        taken = self._rollouts.hand_out(most, lambda purpose: self._now(purpose) + self._seconds)
         self._set_deadlines(taken)
         return taken
+
+    def seconds_left(self, rollout: AgentRollout) -> float:
+        """Until a rollout must be reported, by the clock of its purpose."""
+        return self._seconds if rollout.deadline is None else rollout.deadline - self._now(rollout.purpose)
+
+    def _now(self, purpose: Purpose) -> float:
+        return self._owner.now if purpose is Purpose.TRAIN else self._clock()
 
     def put_back(self, rollouts: Sequence[AgentRollout]) -> None:
         """The client that these were for is gone: they wait for the next one, and nothing has failed."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api.exitcodes import ExitCode, describe
-from rljob_api.names import REPORT_LINE_PREFIX
+from rljob_api.names import REPORT_LINE_PREFIX, driver_log
 from rljob_api.progress import Failed, Finished, ProgressReport
 from rljob_workload.runtime.control import Access, Control
 from rljob_workload.runtime.errors import RunError, cause_line
@@ -26,6 +26,9 @@ from rljob_workload.runtime.settings import Attempt, check_versions
 from rljob_workload.runtime.stop import CTRL_C, INTERRUPTED_STATUS, StoppedError, StopSignal, stop_behind
 
 log = logging.getLogger("rljob.driver")
+
+#: Ends that somebody asked for, now or in the spec: no errors in a log.
+_ASKED_FOR = frozenset({ExitCode.STOPPED, ExitCode.DEADLINE})
 
 #: Connects to Ray or starts it; returns the daemons (name: pid) that must live as long as the run.
 StartRay = Callable[[], Mapping[str, int]]
@@ -51,7 +54,7 @@ def execute(
     """
     log_to_stderr(quiet=not show_log)
     try:
-        log_to_file(attempt.directory / "logs" / f"driver-attempt-{attempt.number:06d}.log")
+        log_to_file(attempt.directory / driver_log(attempt.number))
         progress = Progress(_first_report(attempt), mirror)
         last = LastWord(
             lambda code, message: _status(stop, _last_report(progress, code, message, print_report=linger_seconds > 0))
@@ -254,7 +257,7 @@ def _failed(progress: Progress, code: ExitCode, message: str, stop: StopSignal |
     progress.update(phase="Failed", failed=Failed(exit_code=int(code), message=message[:2048]))
     status = _status(stop, int(code)) if stop is not None else int(code)
     said = "exit code" if status == code else f"exit status {status}, in the report"
-    log.error("%s %s: %s", said, describe(int(code)), message)
+    log.log(logging.WARNING if code in _ASKED_FOR else logging.ERROR, "%s %s: %s", said, describe(int(code)), message)
     return status
 
 

@@ -4,6 +4,7 @@
 
     GET  /v1/models   POST /v1/completions   POST /v1/chat/completions
     GET  /v1/rollouts/next?max=N&wait=SECONDS        rollouts to play
+    GET  /v1/rollouts/ID                             whether one still counts, and how long
     POST /rollouts/ID/v1/completions (chat/...)      a turn of one
     POST /v1/rollouts/ID/result                      its reward, or why there is none
     POST /v1/rollouts/results                        the same of several, and the next rollouts in the answer
@@ -32,6 +33,7 @@ from rljob_workload.server.wire import LEAST_BODY_LIMIT, Listeners, answer, body
 _BYTES_PER_TOKEN = 32
 
 _TURN = re.compile(r"^/rollouts/([^/]{1,64})/v1/(models|completions|chat/completions)$")
+_ROLLOUT = re.compile(r"^/v1/rollouts/([^/]{1,64})$")
 _RESULT = re.compile(r"^/v1/rollouts/([^/]{1,64})/result$")
 
 
@@ -107,6 +109,9 @@ class Front:
         if (match := _RESULT.match(path)) is not None:
             _require("POST", request)
             return await self._playing().result(request, match[1])
+        if (match := _ROLLOUT.match(path)) is not None:
+            _require("GET", request)
+            return self._playing().state(match[1])
         raise ApiError(HTTPStatus.NOT_FOUND, f"no such path: {path[:200]}; docs/agents.md lists them")
 
     def _authorise(self, authorization: str) -> None:

@@ -6,7 +6,6 @@ wrong with one result is said of that one; the others of its request count.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import zlib
 from collections.abc import Mapping, Sequence
@@ -31,13 +30,11 @@ from rljob_workload.runtime.monitor import Monitor
 from rljob_workload.server import openai, reply
 from rljob_workload.server.answering import Answering
 from rljob_workload.server.errors import ApiError, bad
-from rljob_workload.server.wire import answer, body_of
+from rljob_workload.server.wire import answer, body_of, hung_up
 
 #: Rollouts that one request may give out, and results that it may bring; seconds that it may wait for the first rollout.
 MOST_ROLLOUTS = 256
 LONGEST_WAIT = 60.0
-#: Rounds of the event loop until an end of the connection that had come before is noticed: it is read in the next one.
-_ROUNDS = 2
 
 
 class Agents(Protocol):
@@ -63,6 +60,10 @@ class Agents(Protocol):
 
     def get(self, name: str) -> AgentRollout:
         """A rollout that is being played. Raises RolloutUnknownError, RolloutOverError."""
+        ...
+
+    def seconds_left(self, rollout: AgentRollout) -> float:
+        """Until it must be reported, by a clock that stands still while the trainer pauses."""
         ...
 
     def report(self, name: str, reward: float, *, correct: bool | None) -> None:
@@ -119,21 +120,19 @@ class Playing:
                 return []
             return agents.hand_out(most) or None
 
-        found = await self._delivered(request, await self._monitor.first(look, wait) or [])
+        found = self._delivered(request, await self._monitor.first(look, wait) or [])
         return answer({"rollouts": [self._described(one) for one in found], "over": agents.over})
 
-    async def _delivered(self, request: web.BaseRequest, found: list[AgentRollout]) -> list[AgentRollout]:
-        """Rollouts that were handed out for a request, unless its client is gone: then nobody would play them."""
-        there = False
-        try:
-            for _ in range(_ROUNDS if found else 0):
-                await asyncio.sleep(0)
-            there = request.transport is not None and not request.transport.is_closing()
-        finally:
-            if found and not there:
-                with self._monitor.reading():
-                    self._agents.put_back(found)
-        return found if there else []
+    def _delivered(self, request: web.BaseRequest, found: list[AgentRollout]) -> list[AgentRollout]:
+        """Rollouts that were handed out for a request, unless its client is gone: then nobody would play them.
+
+        A client that leaves while its request waits ends the request, and nothing is handed out.
+        """
+        if not found or not hung_up(request):
+            return found
+        with self._monitor.reading():
+            self._agents.put_back(found)
+        return []
 
     def _described(self, rollout: AgentRollout) -> dict[str, Any]:
         base = self.urls[rollout.replica or 0].removesuffix("/v1")
@@ -150,6 +149,20 @@ class Playing:
             "seed": zlib.crc32(rollout.id.encode()),
             "timeout_seconds": self._rollout_seconds,
         }
+
+    def state(self, name: str) -> web.Response:
+        """Of a rollout that still counts."""
+        with self._monitor.reading():
+            rollout = self._agents.get(name)
+            left = self._agents.seconds_left(rollout)
+            told = {
+                "id": rollout.id,
+                "purpose": rollout.purpose,
+                "turns": rollout.trajectory.turns,
+                "answering": rollout.turn is not None,
+                "seconds_left": round(max(0.0, left), 3),
+            }
+        return answer(told)
 
     # ---- turns ------------------------------------------------------------------------------
 
@@ -201,7 +214,7 @@ class Playing:
             found = self._agents.hand_out(most) if most else []
             if found:
                 self._monitor.notify()
-        rollouts = [self._described(one) for one in await self._delivered(request, found)]
+        rollouts = [self._described(one) for one in self._delivered(request, found)]
         return answer({"results": said, "rollouts": rollouts, "over": self._agents.over})
 
     def _accepted(self, result: Mapping[str, Any]) -> dict[str, Any]:

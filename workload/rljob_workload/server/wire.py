@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import select
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -203,6 +204,17 @@ class _Full(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         transport.write(_REFUSAL)
         transport.close()
+
+
+def hung_up(request: web.BaseRequest) -> bool:
+    """Whether the client has closed its side of the connection by now: the kernel is asked, which knows it before the event
+    loop has read it."""
+    transport = request.transport
+    if transport is None or transport.is_closing():
+        return True
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket"), select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 async def body_of(request: web.BaseRequest, limit: int) -> dict[str, Any]:
