@@ -300,10 +300,12 @@ class FakeCluster:
         self.pods[name] = self._new(obj)
         return copy.deepcopy(obj)
 
-    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+    async def delete_pod(self, namespace: str, name: str, uid: str) -> bool:
         await self._request()
-        if name in self.pods and self.pods[name]["metadata"]["uid"] == uid:
+        there = name in self.pods and self.pods[name]["metadata"]["uid"] == uid
+        if there:
             self._delete_pod(name)
+        return there
 
     async def release_workers(self, namespace: str, name: str, uid: str) -> None:
         await self._request()
