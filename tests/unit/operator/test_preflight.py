@@ -186,6 +186,22 @@ def test_the_pod_goes_when_the_cluster_carries_its_report() -> None:
     assert decide(training(pods=(*pods(), preflight(found())))).actions == (DeletePod("copy-1-preflight", "preflight-1"),)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"spec": spec(suspend=True)},
+        {"spec": spec(trainer__moon=1)},
+        {"status": {**counted(), "finishTime": stamp(9)}},
+    ],
+    ids=["suspended", "invalid", "ended"],
+)
+def test_a_look_that_is_over_is_no_longer_told(changes: dict[str, Any]) -> None:
+    first = before_cluster()
+    status = {**changes.pop("status", counted()), "conditions": apply(decide(first), first).to_wire()["conditions"]}
+    later = before_cluster(20, job=job(status, changes.get("spec")), pods=())
+    assert outcome(later)[1]["CheckpointAvailable"][:2] == ("Unknown", "NotChecked")
+
+
 def test_an_empty_volume_starts_at_step_0() -> None:
     plan, conditions = outcome(before_cluster(pods=(preflight(found("Fresh")),)))
     assert kinds(plan) == [CreateCluster]
