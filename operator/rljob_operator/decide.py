@@ -35,6 +35,8 @@ def decide(world: World) -> Plan:
     draft = Draft(world)
     verdict = judge_job(world)
     spec = None if errors(verdict.findings) else verdict.spec
+    if draft.reason_of(reasons.CHECKING.condition) == reasons.CHECKING.name:
+        draft.set(reasons.NOT_CHECKED)  # who still looks says so again
     match job.stage:
         case Stage.FINISHED:
             step = _finished(world, draft, spec)

@@ -186,6 +186,22 @@ def test_the_pod_goes_when_the_cluster_carries_its_report() -> None:
     assert decide(training(pods=(*pods(), preflight(found())))).actions == (DeletePod("copy-1-preflight", "preflight-1"),)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"spec": spec(suspend=True)},
+        {"spec": spec(trainer__moon=1)},
+        {"status": {**counted(), "finishTime": stamp(9)}},
+    ],
+    ids=["suspended", "invalid", "ended"],
+)
+def test_a_look_that_is_over_is_no_longer_told(changes: dict[str, Any]) -> None:
+    first = before_cluster()
+    status = {**changes.pop("status", counted()), "conditions": apply(decide(first), first).to_wire()["conditions"]}
+    later = before_cluster(20, job=job(status, changes.get("spec")), pods=())
+    assert outcome(later)[1]["CheckpointAvailable"][:2] == ("Unknown", "NotChecked")
+
+
 def test_an_empty_volume_starts_at_step_0() -> None:
     plan, conditions = outcome(before_cluster(pods=(preflight(found("Fresh")),)))
     assert kinds(plan) == [CreateCluster]
@@ -338,6 +354,19 @@ def test_a_volume_without_the_checkpoint_that_the_status_knows_is_not_started_ov
     assert plan.actions == ()
     assert conditions["CheckpointAvailable"][:2] == ("False", "Gone")
     assert "runs/default/copy/step-000050-t000001 of this run is not on the volume any more" in conditions["Succeeded"][2]
+
+
+def test_a_refusal_says_what_the_preflight_found_also_where_the_status_knows_a_checkpoint() -> None:
+    known = {"step": 50, "path": "runs/default/copy/step-000050-t000001"}
+    before = before_cluster(status=counted(2, checkpoint=known), pods=(preflight(found("Corrupt"), 2),))
+    assert outcome(before)[1]["CheckpointAvailable"][:2] == ("False", "Corrupt")
+
+
+def test_a_checkpoint_of_another_job_is_not_missed() -> None:
+    """It was begun with, before the run had its own; nobody promised to keep it."""
+    theirs = {"step": 50, "path": "runs/default/other/step-000050-t000001"}
+    before = before_cluster(status=counted(2, checkpoint=theirs), pods=(preflight(found("Fresh"), 2),))
+    assert kinds(decide(before)) == [CreateCluster]
 
 
 # ---- How it can fail ----
