@@ -346,6 +346,7 @@ class FakeRay:
         self.swallow_answers = 0
         self.busy = 0
         self.saves: list[str] = []
+        self.logs_read = 0
         self.save_answer = SaveAnswer(accepted=True, saved=True, step=1)
 
     async def driver(self, job: Job) -> DriverAnswer:
@@ -380,6 +381,7 @@ class FakeRay:
         return self.save_answer if self.reachable else Unreachable("no route")
 
     async def last_report_in_logs(self, job: Job) -> ProgressReport | Unreachable:
+        self.logs_read += 1
         return self.logged.get(job.cluster_name) or Unreachable("no report in the driver's log")
 
     def end(self, cluster: str, status: str, code: int | None, message: str = "") -> None:
