@@ -27,6 +27,7 @@ def decide_between(world: World, draft: Draft, spec: RLJobSpec | None) -> Step |
     if waiting := _previous_attempt(world, draft, left, terms):
         return Step(leftovers, waiting)
     draft.set(reasons.NOT_RESTARTING)
+    draft.set(reasons.CLUSTER_NOT_CREATED)  # what was missing before may be there by now
     if spec is None:
         draft.set(reasons.STATE_INVALID)
         # Another claim may take the place of one that can't be shared, without a change of the job.
@@ -116,6 +117,7 @@ def _start(world: World, draft: Draft, spec: RLJobSpec) -> Step:
         draft.update(checkpoint_volume=spec.checkpoint.volume)
     attempt.has_nothing(draft)
     draft.set(reasons.STATE_PROVISIONING, detail="")
-    cluster = names.cluster_name(world.job.name, number)
-    draft.event(reasons.ATTEMPT_STARTED, f"attempt {number} started: RayCluster {cluster}")
+    cluster = f"RayCluster {names.cluster_name(world.job.name, number)}"
+    follows = f"the volume is looked at, then comes {cluster}" if preflight.looks(world) else f"{cluster} comes next"
+    draft.event(reasons.ATTEMPT_STARTED, f"attempt {number} is counted; {follows}")
     return Step((PersistAttempt(number),), 0.0)

@@ -35,6 +35,8 @@ def decide(world: World) -> Plan:
     draft = Draft(world)
     verdict = judge_job(world)
     spec = None if errors(verdict.findings) else verdict.spec
+    if draft.reason_of(reasons.CHECKING.condition) == reasons.CHECKING.name:
+        draft.set(reasons.NOT_CHECKED)  # who still looks says so again
     match job.stage:
         case Stage.FINISHED:
             step = _finished(world, draft, spec)
@@ -190,6 +192,8 @@ def _finished(world: World, draft: Draft, spec: RLJobSpec | None) -> Step:
     status = world.job.status
     newest = next((one for one in world.clusters if one.name == status.ray_cluster_name), None)
     terms = Terms.of(spec or (newest.spec if newest else None))
+    if (status.observed_generation or world.job.generation) < world.job.generation:
+        draft.event(reasons.EDIT_IGNORED, reasons.EDITED_AFTER_END)
     # A moment in the future was before the clock was set back.
     finished = min(parse_time(status.finish_time), world.now) if status.finish_time else world.now
     return _let_go(world, draft, terms.ttl, finished)

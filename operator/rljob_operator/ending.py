@@ -65,7 +65,9 @@ def fail(world: World, draft: Draft, failure: Failure, terms: Terms) -> bool:
     if failure.reason != "StallDeadlineExceeded":
         draft.set(reasons.PROGRESS_ENDED)
     why = f" (failurePolicy.maxRestarts {policy.max_restarts} allows no other attempt)" if counted else by_rule
-    draft.set(reasons.FAILURES[failure.reason], attempt=status.attempt, detail=failure.detail + why + failure.logs)
+    draft.set(
+        reasons.FAILURES[failure.reason], attempt=status.attempt, detail=failure.detail + why + reasons.GO_ON + failure.logs
+    )
     draft.event(reasons.FAILURES[failure.reason], detail + why)
     return False
 

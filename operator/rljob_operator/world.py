@@ -11,7 +11,7 @@ from typing import Any
 from rljob_api import names
 from rljob_api.exitcodes import ExitCode
 from rljob_api.preflight import PreflightReport
-from rljob_api.progress import ProgressReport
+from rljob_api.progress import CheckpointInfo, ProgressReport
 from rljob_api.spec import RLJobSpec, Volume
 from rljob_api.status import RLJobStatus
 
@@ -122,6 +122,8 @@ class SaveAnswer:
     """Whether the save that was asked for is complete."""
     step: int | None = None
     """The step that the driver stood at when it first accepted."""
+    checkpoint: CheckpointInfo | None = None
+    """The run's newest checkpoint once the save is complete."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from rljob_api.reasons import ConditionType
 from rljob_operator.decide import decide
 from rljob_operator.plan import CreateCluster, CreatePreflight, Plan
 from rljob_operator.reading import read_status
+from rljob_operator.times import format_time
 from rljob_operator.world import Driver, Refusal, SaveAnswer, Stage, Unreachable, World
 
 from .builders import (
@@ -226,3 +228,18 @@ def test_no_condition_outlives_what_it_tells_of(name: str) -> None:
     left = {one.type for one in apply(decide(moment), moment).conditions if one.reason == "Stale"}
     between = moment.job.stage is Stage.BETWEEN
     assert left <= LASTING | (OF_THE_LAST_ATTEMPT if between else set())
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_a_conditions_time_moves_with_its_status_alone(name: str) -> None:
+    moment = MOMENTS[name]
+    first = apply(decide(moment), moment)
+    wire = first.to_wire()
+    again = replace(moment, now=moment.now + timedelta(seconds=1), job=replace(moment.job, status=first, raw_status=wire))
+    known = {one.type: one for one in first.conditions}
+    moved = [one for one in apply(decide(again), again).conditions if one.last_transition_time != stamp_of(moment)]
+    assert [one.type for one in moved if one.status == known[one.type].status] == []
+
+
+def stamp_of(moment: World) -> str:
+    return format_time(moment.now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,6 +88,23 @@ def test_the_pods_go_when_it_has_saved_or_can_not(changes: dict[str, Any]) -> No
     ]
 
 
+def test_the_save_that_was_asked_for_is_in_the_status_when_the_pods_go() -> None:
+    saved = CheckpointInfo(step=9, path="runs/default/copy/step-000009-t000001")
+    old = CheckpointInfo(step=5, path="runs/default/copy/step-000005-t000001")
+    before = suspending(save=replace(SAVED, checkpoint=saved), report=report(8, checkpoint=old))
+    plan, conditions = outcome(before)
+    status = apply(plan, before)
+    assert (status.step, status.checkpoint) == (9, saved)
+    assert conditions["CheckpointAvailable"] == ("True", "Available", f"step 9: {saved.path}")
+    later_one = suspending(save=replace(SAVED, checkpoint=old), report=report(9, checkpoint=saved))
+    assert apply(decide(later_one), later_one).checkpoint == saved
+
+
+def test_where_no_checkpoint_is_known_nothing_is_claimed_about_the_volume() -> None:
+    _, conditions = outcome(fresh(WANTED))
+    assert conditions["Suspended"][2] == "spec.suspend is true; the next attempt looks at the volume first"
+
+
 def test_a_save_that_takes_its_time_is_waited_for() -> None:
     plan, _ = outcome(suspending(90, save=SaveAnswer(accepted=True, saved=False)))
     assert kinds(plan) == [AskSave]
@@ -117,7 +135,7 @@ def test_it_is_suspended_when_no_pod_is_left() -> None:
     assert plan.actions == ()
     assert plan.requeue_after is None
     assert conditions["Suspended"][:2] == ("True", "SuspendedByUser")
-    assert conditions["Suspended"][2].endswith("the next attempt goes on from step 50 or later")
+    assert "the next attempt goes on from step 50 or later, as the volume has it" in conditions["Suspended"][2]
     assert [event.reason for event in plan.events] == ["Suspended"]
 
 
