@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dev.proof.job import DATA
 from dev.proof.life import JOURNAL, HarnessError, read_lines
 from rljob_workload.core.checkpoint import RunDirectory
 from rljob_workload.core.simulation import auditor as told
@@ -78,9 +79,9 @@ def _lineage(directory: Path) -> tuple[dict[int, tuple[int, int] | None], dict[i
 # ---- the run as the auditor is told it -------------------------------------------------------------
 
 
-def facts(seed: int, retry_budget: int) -> told.Facts:
-    """What is true of the data: its order is computed anew here."""
-    rows = [row_number(row.tokens) for row in load_builtin("copyv").rows]
+def facts(seed: int, retry_budget: int, builtin: str = DATA) -> told.Facts:
+    """What is true of the data, which is shuffled: its order is computed anew here."""
+    rows = [row_number(row.tokens) for row in load_builtin(builtin).rows]
     orders: dict[int, list[int]] = {}
 
     def row_at(ordinal: int) -> int:
@@ -95,7 +96,7 @@ def facts(seed: int, retry_budget: int) -> told.Facts:
 
 def poisoned() -> set[int]:
     """Rows that the environment never judges."""
-    return {row_number(row.tokens) for row in load_builtin("copyv").rows if never_judged(row.expected)}
+    return {row_number(row.tokens) for row in load_builtin(DATA).rows if never_judged(row.expected)}
 
 
 def tell(records: Records, group_size: int, max_age: int) -> Iterator[told.Event]:

@@ -10,6 +10,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 NAME = "proof"
+DATA = "copyv"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def manifest(sizes: Sizes) -> dict[str, Any]:
     spec = job["spec"]
     # The fewer other tokens there are, the sooner an untrained policy hits the end token: lengths differ from the start.
     spec["model"]["shape"]["vocabSize"] = 18
-    spec["data"] |= {"builtin": "copyv", "seed": sizes.seed}
+    spec["data"] |= {"builtin": DATA, "seed": sizes.seed}
     spec["environment"] = {"builtin": "unreliable", "timeoutSeconds": 1}
     spec["generation"] |= {
         "maxNewTokens": 7,

@@ -44,6 +44,7 @@ Seconds = Annotated[int, Field(strict=True, ge=1, le=31_536_000)]
 Size = Annotated[int, Field(strict=True, ge=1, le=4096)]
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 Flag = Annotated[bool, Field(strict=True)]
+Path = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00]+$")]
 
 _FACTORS = {
     "": 1,

@@ -66,7 +66,7 @@ class PreflightReport(ApiModel):
     token: Count = 0
     """The fencing token taken for this attempt; 0 where none was taken. The same attempt is given the same token again."""
     checkpoint: Chosen | None = None
-    """With outcome Resume."""
+    """With outcome Resume; with Incompatible the one that does not fit."""
     passed_over: Annotated[list[PassedOver], Field(max_length=8)] = Field(default_factory=list)
     """Newest first."""
     differs: Annotated[list[str], Field(max_length=16)] = Field(default_factory=list)

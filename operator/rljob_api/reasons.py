@@ -266,7 +266,7 @@ STATE_BLOCKED = _reason(
     _T,
     "Unknown",
     "Blocked",
-    "{detail}; looked at again when the spec changes, and now and then",
+    "{detail}; looked at again when the spec changes, and every {seconds} s",
     "What is on the checkpoint volume does not go with the spec; see CheckpointAvailable.",
 )
 STATE_SUSPENDED = _reason(_T, "Unknown", "Suspended", "{detail}", "spec.suspend is true.")
@@ -304,6 +304,11 @@ FAILURES = {
         ("DriverLost", "Ray no longer knows the driver."),
     )
 }
+GO_ON = "; to go on from its volume, delete this RLJob and create it again"
+"""What there is to do about a job that has failed."""
+
+FINAL_FAILURES = frozenset({"ActiveDeadlineExceeded", "ClusterRejected"})
+"""What no restart can help and no rule can overrule."""
 
 
 # ---- Events ----
@@ -349,7 +354,17 @@ ATTEMPT_RENEWED = _event(
 BUDGET_EXCEEDED = _event("Warning", "PromptsSkipped", "More prompts were skipped than prompts.maxSkipped.")
 SUSPENSION_BEGINS = _event("Normal", "Suspending", "spec.suspend became true: a save is asked for, then the pods end.")
 IS_SUSPENDED = _event("Normal", "Suspended", "Nothing runs any more.")
+EDIT_IGNORED = _event(
+    "Warning", "EditIgnored", "The spec of a job that has ended was edited; of an ended job only its time to be kept counts."
+)
 RESUMED = _event("Normal", "Resumed", "spec.suspend became false: the next attempt may start.")
+
+
+EDITED_AFTER_END = (
+    "the job has ended, and an edit of its spec changes nothing but ttlSecondsAfterFinished; to train on, delete the RLJob and "
+    "create it again: it goes on from its volume (checkpoint.onExisting Resume)"
+)
+"""What EditIgnored says."""
 
 
 def event_of(what: Event | Reason) -> tuple[EventType, str]:

@@ -72,10 +72,13 @@ def check_access(spec: RLJobSpec, modes: Iterable[str]) -> list[Finding]:
     if not allowed or "ReadWriteMany" in allowed:
         return []
     if "ReadWriteOnce" not in allowed:
-        problem = f"{claim} allows {' and '.join(sorted(allowed))}, and head and workers write to it; ReadWriteMany would do"
+        would_do = "ReadWriteMany would do" if nodes > 1 else "ReadWriteOnce or ReadWriteMany would do"
+        problem = f"{claim} allows {' and '.join(sorted(allowed))}, and head and workers write to it; {would_do}"
     elif nodes > 1:
         problem = (
             f"{claim} is ReadWriteOnce, and trainer.nodes {nodes} pods on as many nodes write to it; ReadWriteMany would do"
         )
+    if problem:
+        problem += ". A claim's modes can't be edited: name another claim here, or delete this one and create it anew"
     path = "spec.checkpoint.volume.claimName"
     return [Finding(ACCESS_RULE.id, ACCESS_RULE.reason, ACCESS_RULE.severity, path, problem)] if problem else []

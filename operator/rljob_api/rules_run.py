@@ -9,7 +9,7 @@ from .expr import Expr, count, field, given, has, lift, when
 from .layout import ACTOR_CALLS, CALLS_KEPT_FREE
 from .names import CLIENT_PORT, DASHBOARD_PORT, GCS_PORT, PROGRESS_PORT
 from .pattern import Pattern, PatternError
-from .reasons import FAILURES
+from .reasons import FAILURES, FINAL_FAILURES
 from .rule import Clause, Rule, clause
 from .spec import RLJobSpec
 
@@ -109,11 +109,27 @@ def _failure_rules(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
             yield path, "has no criterion; onExitCodes, onReasons or onMessagePattern would do"
         for place, reason in enumerate(rule.on_reasons):
             if reason not in FAILURES:
-                yield f"{path}.onReasons[{place}]", f"{reason!r} is no failure reason; one of {', '.join(FAILURES)} would do"
+                choices = ", ".join(one for one in FAILURES if one not in FINAL_FAILURES)
+                yield f"{path}.onReasons[{place}]", f"{reason!r} is no failure reason; one of {choices} would do"
         try:
             Pattern(rule.on_message_pattern or "")
         except PatternError as error:
             yield f"{path}.onMessagePattern", str(error)
+
+
+def _idle_failure_rules(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
+    """Reasons that no rule decides about: the job ends at them whatever a rule says."""
+    for index, rule in enumerate(spec.failure_policy.rules):
+        for place, reason in enumerate(rule.on_reasons):
+            if reason in FINAL_FAILURES:
+                path = f"spec.failurePolicy.rules[{index}].onReasons[{place}]"
+                yield path, f"{reason} ends the job whatever a rule says; {_INSTEAD[reason]}"
+
+
+_INSTEAD = {
+    "ActiveDeadlineExceeded": "leave it out; a longer deadlines.activeSeconds gives the run more time",
+    "ClusterRejected": "leave it out; the failure's message says what was refused",
+}
 
 
 def _agent_command(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
@@ -142,6 +158,15 @@ RUN_RULES: tuple[Rule, ...] = (
         "error",
         "Each rule has a name of its own and a criterion that can match; patterns are of a language that can't hang.",
         check=_failure_rules,
+        reads=frozenset({"spec.failurePolicy.rules"}),
+        deviation="Not Megatron's subject.",
+    ),
+    Rule(
+        "failure-rules-idle",
+        "FailureRulesInvalid",
+        "warning",
+        "A rule that names a failure which no rule decides about never acts on it.",
+        check=_idle_failure_rules,
         reads=frozenset({"spec.failurePolicy.rules"}),
         deviation="Not Megatron's subject.",
     ),

@@ -6,7 +6,7 @@ only before the first attempt or while the job is suspended. The model's shape i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .expr import quoted
@@ -54,6 +54,22 @@ _SIZES_ADVICE = (
     "can't change while attempts run (status.attempt {attempt}): set spec.suspend to true first, or create a new RLJob"
 )
 _SHAPE_ADVICE = "can never change: create a new RLJob for another model"
+_SHAPE_WAY = (
+    "{fields} can never be edited: delete this RLJob and create it again with the right value, which goes on from its volume, "
+    "or with another spec.checkpoint.volume.subPath, which begins anew"
+)
+_SIZES_WAY = "{fields} can be edited while spec.suspend is true: set that first"
+
+
+def how_to_edit(paths: Iterable[str]) -> list[str]:
+    """What it takes to change fields (`spec.model.shape.layers`) of a job that has attempts; nothing for those free to edit."""
+    wanted = [path.removeprefix("spec.") for path in paths]
+    fixed, sizes = (
+        [f"spec.{field}" for field in fields if any(f"{path}.".startswith(f"{field}.") for path in wanted)]
+        for fields in (FROZEN_FOR_EVER, FROZEN_WHILE_RUNNING)
+    )
+    advice = [_SHAPE_WAY.format(fields=" and ".join(fixed))] if fixed else []
+    return [*advice, _SIZES_WAY.format(fields=" and ".join(sizes))] if sizes else advice
 
 
 def _at(spec: Mapping[str, Any], path: str) -> Any:
@@ -114,4 +130,5 @@ def sizes_validation() -> dict[str, Any]:
         "messageExpression": f"{text}.format([{first}, oldSelf.status.attempt])",
         "message": SIZES_RULE.meaning,
         "reason": "FieldValueForbidden",
+        "fieldPath": ".spec",
     }

@@ -16,6 +16,7 @@ from rljob_api.findings import Finding, errors
 from rljob_api.manifest import judge
 from rljob_api.model_config import MAX_BYTES, ModelFacts, check_model, read_config
 from rljob_api.model_details import ModelConfigError
+from rljob_api.reasons import REASONS
 from rljob_api.rules import RULES
 from rljob_api.validation_page import EXTRA_RULES, explain
 
@@ -40,7 +41,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("files", nargs="*", metavar="FILE", help="YAML or JSON file with RLJobs; - reads standard input")
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text", help="text (default) or a JSON list")
     parser.add_argument("--model", metavar="DIR", type=Path, help="compare with DIR/config.json of a Hugging Face model")
-    parser.add_argument("--explain", metavar="RULE", help="say what a rule asks for, and why, and end")
+    parser.add_argument(
+        "--explain", metavar="NAME", help="say what a rule, or the rules behind a condition's reason, ask for, and why, and end"
+    )
     parser.set_defaults(run=run)
 
 
@@ -63,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     if options.explain:
         return _explain(options.explain)
     if not options.files:
-        raise UserError("validate needs a FILE (- reads standard input), or --explain RULE")
+        raise UserError("validate needs a FILE (- reads standard input), or --explain NAME")
     facts = _read_model(options.model) if options.model else None
     rows: list[dict[str, Any]] = []
     without: list[str] = []
@@ -184,11 +187,17 @@ def _steps(path: str) -> tuple[str | int, ...]:
     return tuple(int(index) if index else word for index, word in re.findall(r"\[(\d+)\]|([^.\[\]]+)", path))
 
 
-def _explain(rule_id: str) -> int:
-    every = {rule.id: rule for rule in (*RULES, *EXTRA_RULES)}
-    if rule_id not in every:
-        raise UserError(f"--explain {_short(rule_id)}: no such rule; there are {', '.join(sorted(every))}")
-    print(f"{rule_id}\n\n{explain(every[rule_id])}")
+def _explain(wanted: str) -> int:
+    """A rule by its id, or a condition's reason: the rules that give it, or what it means."""
+    every = (*RULES, *EXTRA_RULES)
+    texts = [f"{rule.id}\n\n{explain(rule)}" for rule in every if wanted in (rule.id, rule.reason)]
+    if not texts:
+        meanings = (one for (_, name), one in REASONS.items() if name == wanted)
+        texts = [f"{one.condition}={one.status}, reason {one.name}: {one.meaning}" for one in meanings]
+    if not texts:
+        ids = ", ".join(sorted(rule.id for rule in every))
+        raise UserError(f"--explain {_short(wanted)}: no such rule, and no condition's reason; the rules are {ids}")
+    print("\n\n".join(texts))
     return 0
 
 

@@ -13,6 +13,7 @@ from rljob_api import names
 
 from .access import Access
 from .api import AlreadyExistsError, ApiError, ConflictError, KubeApi, NotFoundError, RayApi, RayError
+from .logs import about
 from .plan import (
     Action,
     AskSave,
@@ -110,14 +111,15 @@ class Actor:
                 self._store.forget_departed(job.key)  # the status write was the action
                 if number > 1:  # its cluster may have been deleted by somebody else
                     await self._drop_secret(job, names.cluster_name(job.name, number - 1))
+                about(job.key, number)
                 log.info("%s/%s: attempt %d is counted", *job.key, number)
             case CreateCluster(manifest):
                 await self._create(job, manifest["metadata"]["name"], action, outcome)
             case CreatePreflight(manifest):
                 await self._create_preflight(job, manifest["metadata"]["name"], action, outcome)
             case DeletePod(name, uid):
-                await self._kube.delete_pod(job.namespace, name, uid)
-                log.info("%s/%s: pod %s is deleted", *job.key, name)
+                if await self._kube.delete_pod(job.namespace, name, uid):
+                    log.info("%s/%s: pod %s is deleted", *job.key, name)
             case AskSave(_, seconds):
                 outcome.save = _merged(outcome.save, await self._ray.save(job, seconds))
                 log.info("%s/%s: asked for a save: %s", *job.key, outcome.save)

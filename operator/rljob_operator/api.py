@@ -96,8 +96,8 @@ class KubeApi(Protocol):
     async def create_pod(self, manifest: Mapping[str, Any]) -> Object:
         """Create a pod. Raises AlreadyExistsError."""
 
-    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
-        """Delete exactly this pod; one that is gone already is success."""
+    async def delete_pod(self, namespace: str, name: str, uid: str) -> bool:
+        """Delete exactly this pod; one that is gone already is success. Returns whether it was there."""
 
     async def release_workers(self, namespace: str, name: str, uid: str) -> None:
         """Set exactly this RayCluster's worker group to no replicas; one that is gone already is success."""

@@ -35,6 +35,12 @@ def without_cluster(world: World, draft: Draft, deadlines: Deadlines) -> Failure
     return None
 
 
+def has_nothing(draft: Draft) -> None:
+    """What holds of an attempt from when it is counted until its RayCluster is made, where nothing else is said."""
+    for reason in (reasons.CLUSTER_NOT_CREATED, reasons.DRIVER_NOT_SUBMITTED, reasons.NOT_STARTED, reasons.NOT_RESTARTING):
+        draft.set(reason)
+
+
 def observe(world: World, draft: Draft, cluster: Cluster, max_skipped: int) -> None:
     """Facts that hold however the attempt goes on."""
     draft.update(ray_cluster_name=cluster.name)

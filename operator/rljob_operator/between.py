@@ -5,7 +5,7 @@ from __future__ import annotations
 from rljob_api import names, reasons
 from rljob_api.spec import RLJobSpec
 
-from . import ending, preflight, suspension
+from . import attempt, ending, preflight, suspension
 from .classify import Failure
 from .deadlines import active_overdue
 from .draft import Draft
@@ -26,6 +26,8 @@ def decide_between(world: World, draft: Draft, spec: RLJobSpec | None) -> Step |
         return overdue
     if waiting := _previous_attempt(world, draft, left, terms):
         return Step(leftovers, waiting)
+    draft.set(reasons.NOT_RESTARTING)
+    draft.set(reasons.CLUSTER_NOT_CREATED)  # what was missing before may be there by now
     if spec is None:
         draft.set(reasons.STATE_INVALID)
         # Another claim may take the place of one that can't be shared, without a change of the job.
@@ -113,9 +115,9 @@ def _start(world: World, draft: Draft, spec: RLJobSpec) -> Step:
     )
     if not preflight.looks(world):  # the cluster comes next: one write for both
         draft.update(checkpoint_volume=spec.checkpoint.volume)
-    for reason in (reasons.CLUSTER_NOT_CREATED, reasons.DRIVER_NOT_SUBMITTED, reasons.NOT_STARTED, reasons.NOT_RESTARTING):
-        draft.set(reason)
+    attempt.has_nothing(draft)
     draft.set(reasons.STATE_PROVISIONING, detail="")
-    cluster = names.cluster_name(world.job.name, number)
-    draft.event(reasons.ATTEMPT_STARTED, f"attempt {number} started: RayCluster {cluster}")
+    cluster = f"RayCluster {names.cluster_name(world.job.name, number)}"
+    follows = f"the volume is looked at, then comes {cluster}" if preflight.looks(world) else f"{cluster} comes next"
+    draft.event(reasons.ATTEMPT_STARTED, f"attempt {number} is counted; {follows}")
     return Step((PersistAttempt(number),), 0.0)

@@ -87,6 +87,8 @@ def provisioning_overdue(world: World, deadlines: Deadlines, detail: str) -> Fai
 
 def pods_detail(world: World, cluster: Cluster) -> str:
     """The newest problem of pods that are not ready, for messages."""
+    if cluster.suspended:
+        return f"; RayCluster {cluster.name} is suspended by someone else (its spec.suspend)"
     for pod in world.pods_of(cluster.name):
         if not pod.ready and (pod.trouble or pod.last_words):
             return f"; {pod.name}: {pod.trouble or pod.last_words}"

@@ -35,6 +35,8 @@ def decide(world: World) -> Plan:
     draft = Draft(world)
     verdict = judge_job(world)
     spec = None if errors(verdict.findings) else verdict.spec
+    if draft.reason_of(reasons.CHECKING.condition) == reasons.CHECKING.name:
+        draft.set(reasons.NOT_CHECKED)  # who still looks says so again
     match job.stage:
         case Stage.FINISHED:
             step = _finished(world, draft, spec)
@@ -110,6 +112,7 @@ def _renewed(world: World, draft: Draft) -> Step:
     number = world.job.status.attempt
     detail = f"the spec was edited before the pods of attempt {number} were ready; attempt {number + 1} begins with it"
     draft.update(attempt_end_time=format_time(world.now))
+    attempt.has_nothing(draft)
     draft.set(reasons.CLUSTER_DELETED, cluster=world.job.cluster_name)
     draft.set(reasons.WAITING_FOR_PODS, attempt=f"attempt {number}", pods=world.remains)
     draft.set(reasons.STATE_RESTARTING, detail=detail)
@@ -119,6 +122,7 @@ def _renewed(world: World, draft: Draft) -> Step:
 
 def _without_cluster(world: World, draft: Draft, spec: RLJobSpec | None, terms: Terms) -> Step:
     """The attempt is counted: look at the volume, then make its cluster."""
+    attempt.has_nothing(draft)
     failure = attempt.without_cluster(world, draft, terms.deadlines)
     if failure is not None:
         return _failed(world, draft, failure, terms)
@@ -136,7 +140,6 @@ def _without_cluster(world: World, draft: Draft, spec: RLJobSpec | None, terms: 
         draft.set(reasons.STATE_PROVISIONING, detail="")
         late = provisioning_overdue(world, terms.deadlines, f"; waiting for {left} of an earlier attempt to be gone")
         return _failed(world, draft, late, terms) if late else Step(actions, WAIT_SECONDS)
-    draft.set(reasons.NOT_RESTARTING)
     match preflight.judge(world, draft, spec):
         case Failure() as failure:
             return _failed(world, draft, failure, terms)
@@ -189,6 +192,8 @@ def _finished(world: World, draft: Draft, spec: RLJobSpec | None) -> Step:
     status = world.job.status
     newest = next((one for one in world.clusters if one.name == status.ray_cluster_name), None)
     terms = Terms.of(spec or (newest.spec if newest else None))
+    if (status.observed_generation or world.job.generation) < world.job.generation:
+        draft.event(reasons.EDIT_IGNORED, reasons.EDITED_AFTER_END)
     # A moment in the future was before the clock was set back.
     finished = min(parse_time(status.finish_time), world.now) if status.finish_time else world.now
     return _let_go(world, draft, terms.ttl, finished)

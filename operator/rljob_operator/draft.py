@@ -31,7 +31,8 @@ class Draft:
     def __init__(self, world: World) -> None:
         self._world = world
         self._fields: dict[str, Any] = {"observed_generation": world.job.generation}
-        self._conditions = {condition.type: condition for condition in world.job.status.conditions}
+        self._before = {condition.type: condition for condition in world.job.status.conditions}
+        self._conditions = dict(self._before)
         self.events: list[EventNote] = []
 
     def update(self, **fields: Any) -> None:
@@ -39,15 +40,17 @@ class Draft:
         self._fields.update(fields)
 
     def set(self, reason: Reason, /, **values: object) -> None:
-        """Set a condition; its transition time moves only when its status does."""
-        old = self._conditions.get(reason.condition)
-        changed = old is None or old.status != reason.status
+        """Set a condition; its transition time moves only when its status does, whatever else this pass has set it to."""
+        before = self._before.get(reason.condition)
+        turned = before is None or before.status != reason.status
         self._conditions[reason.condition] = Condition.model_validate(
             {
                 "type": reason.condition.value,
                 "status": reason.status,
                 "observed_generation": self._world.job.generation,
-                "last_transition_time": format_time(self._world.now) if old is None or changed else old.last_transition_time,
+                "last_transition_time": format_time(self._world.now)
+                if before is None or turned
+                else before.last_transition_time,
                 "reason": reason.name,
                 "message": clip(reason.message(**values), _MESSAGE_BYTES),
             }

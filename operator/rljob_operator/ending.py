@@ -31,6 +31,7 @@ def succeed(world: World, draft: Draft) -> None:
     draft.set(reasons.DRIVER_EXITED, submission=world.job.submission_id, how=describe_end(0))
     draft.set(reasons.PROGRESS_ENDED)
     draft.set(reasons.NOT_RESTARTING)
+    draft.set(reasons.NOT_SUSPENDED)  # it may have been asked to save first
     draft.update(finish_time=format_time(world.now), attempt_end_time=format_time(world.now))
     draft.event(reason, detail)
 
@@ -64,7 +65,9 @@ def fail(world: World, draft: Draft, failure: Failure, terms: Terms) -> bool:
     if failure.reason != "StallDeadlineExceeded":
         draft.set(reasons.PROGRESS_ENDED)
     why = f" (failurePolicy.maxRestarts {policy.max_restarts} allows no other attempt)" if counted else by_rule
-    draft.set(reasons.FAILURES[failure.reason], attempt=status.attempt, detail=failure.detail + why + failure.logs)
+    draft.set(
+        reasons.FAILURES[failure.reason], attempt=status.attempt, detail=failure.detail + why + reasons.GO_ON + failure.logs
+    )
     draft.event(reasons.FAILURES[failure.reason], detail + why)
     return False
 

@@ -51,6 +51,9 @@ def _pods_lost(world: World, cluster: Cluster) -> Failure | None:
     exit_code = world.driver.exit_code if isinstance(world.driver, Driver) else None
     if cluster.deleting:
         return Failure("HeadLost", f"RayCluster {cluster.name} is being deleted by someone else", exit_code, lost="head")
+    had_pods = cluster.provisioned is not None or bool(world.members) or world.driver_seen or _stepped(world)
+    if cluster.suspended and had_pods:  # KubeRay ends the pods, and forgets that they were ever ready
+        return Failure("Evicted", f"RayCluster {cluster.name} was suspended by someone else", exit_code, lost="head")
     if cluster.provisioned is None:
         return None
     pods = world.pods_of(cluster.name)

@@ -269,13 +269,14 @@ class Kube:
         """Create; unknown fields are an error instead of being dropped."""
         return await self._create(f"/api/v1/namespaces/{manifest['metadata']['namespace']}/pods", manifest)
 
-    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
-        """Delete exactly this one."""
+    async def delete_pod(self, namespace: str, name: str, uid: str) -> bool:
+        """Delete exactly this one; whether it was there."""
         options = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
         try:
             await self.request("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", options)
         except (NotFoundError, ConflictError):
-            return  # gone, or replaced by another of that name
+            return False  # gone, or replaced by another of that name
+        return True
 
     async def release_workers(self, namespace: str, name: str, uid: str) -> None:
         """Exactly this one's worker group, to no replicas."""

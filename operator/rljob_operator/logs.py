@@ -53,8 +53,23 @@ class TextFormatter(logging.Formatter):
         return super().format(record)
 
 
+class RetryIsNoError(logging.Filter):
+    """kopf calls an error what it asks again for, such as the 429 of an API server that has just learnt of a kind."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__("kopf")
+        self._least = least
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Take a request that is repeated for what it is; let everything else through."""
+        if record.levelno == logging.ERROR and super().filter(record) and "; will retry: " in record.getMessage():
+            record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
+        return record.levelno >= self._least
+
+
 def configure(level: str, form: str) -> None:
     """Log to stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if form == JSON else TextFormatter())
     logging.basicConfig(level=level, handlers=[handler])
+    handler.addFilter(RetryIsNoError(logging.getLogger().level))

@@ -14,6 +14,7 @@ from rljob_api.preflight import Chosen, PreflightReport
 from rljob_api.progress import CheckpointInfo, Resume
 from rljob_api.reasons import Event, Reason
 from rljob_api.spec import RLJobSpec
+from rljob_api.transitions import how_to_edit
 
 from .classify import Failure
 from .deadlines import provisioning_overdue
@@ -64,7 +65,8 @@ def judge(world: World, draft: Draft, spec: RLJobSpec) -> Step | Failure | Go:
         found = f"the preflight found: {report.message or report.outcome}"
         return _blocked(world, draft, pod, reasons.CHECKPOINT_GONE, path=gone, found=found)
     if not report.may_start:
-        return _blocked(world, draft, pod, reasons.BLOCKED_BY[report.outcome], detail=describe(report))
+        _know(world.job, draft, spec, report, format_time(world.now))
+        return _blocked(world, draft, pod, reasons.BLOCKED_BY[report.outcome], detail=describe(world.job, report))
     take(world.job, draft, spec, report, format_time(world.now))
     return Go(report)
 
@@ -116,7 +118,7 @@ def _ended_without_report(pod: Pod) -> Step | Failure:
 
 def _blocked(world: World, draft: Draft, pod: Pod, why: Reason, **values: object) -> Step:
     draft.set(why, **values)
-    draft.set(reasons.STATE_BLOCKED, detail=why.message(**values))
+    draft.set(reasons.STATE_BLOCKED, detail=why.message(**values), seconds=f"{LOOK_AGAIN_SECONDS:.0f}")
     if draft.reason_of(why.condition) != why.name:
         draft.event(why, why.message(**values))
     left = LOOK_AGAIN_SECONDS - (world.now - (pod.ended_at or pod.created)).total_seconds()
@@ -149,12 +151,11 @@ def take(job: Job, draft: Draft, spec: RLJobSpec, report: PreflightReport, now: 
     chosen = report.checkpoint
     if chosen is None:
         draft.set(reasons.NONE_YET)
-        draft.update(resume=Resume(from_step=0))
+        draft.update(step=0, resume=Resume(from_step=0))
         _tell(job, draft, reasons.STARTS_FROM_SCRATCH, f"attempt {job.status.attempt} starts at step 0, token {report.token}")
         return
-    draft.update(resume=Resume(from_step=chosen.step, handed_out_before=chosen.handed_out))
-    if (path := own_path(job, spec, chosen)) is not None:
-        draft.update(checkpoint=CheckpointInfo(step=chosen.step, path=path, verified_time=now))
+    draft.update(step=chosen.step, resume=Resume(from_step=chosen.step, handed_out_before=chosen.handed_out))
+    _know(job, draft, spec, report, now)
     if report.passed_over:
         passed = "; ".join(f"{one.name}: {one.why}" for one in report.passed_over)
         draft.set(reasons.PASSED_OVER, step=chosen.step, path=chosen.path, passed=passed)
@@ -175,15 +176,26 @@ def take(job: Job, draft: Draft, spec: RLJobSpec, report: PreflightReport, now: 
     )
 
 
+def _know(job: Job, draft: Draft, spec: RLJobSpec, report: PreflightReport, now: str) -> None:
+    """The volume's word on the run's own newest checkpoint: later than any driver's, and right where it does not fit too."""
+    chosen = report.checkpoint
+    if chosen is not None and (path := own_path(job, spec, chosen)) is not None:
+        draft.update(step=chosen.step, checkpoint=CheckpointInfo(step=chosen.step, path=path, verified_time=now))
+
+
 def _tell(job: Job, draft: Draft, what: Event, message: str) -> None:
     """An event, once in an attempt: the status names what it resumes from afterwards."""
     if job.status.resume is None:
         draft.event(what, message)
 
 
-def describe(report: PreflightReport) -> str:
-    """A refusal in words: what differs, or what is damaged."""
+def describe(job: Job, report: PreflightReport) -> str:
+    """A refusal in words: what differs, or what is damaged, and what of the advice takes more than an edit."""
     parts = [report.message, *report.differs, *(f"{one.name}: {one.why}" for one in report.passed_over)]
     if report.outcome == "Incompatible":
-        parts.append("sizes of a job that has attempts can be edited while spec.suspend is true")
-    return "; ".join(part for part in parts if part) or report.outcome
+        parts += how_to_edit(line.partition(":")[0] for line in report.differs)
+    if report.outcome == "Corrupt" and job.status.checkpoint is not None:
+        parts.append(
+            "a start from scratch takes a new RLJob too, since this one knows its checkpoint: delete it, create it again"
+        )
+    return "; ".join(dict.fromkeys(part for part in parts if part)) or report.outcome

@@ -10,7 +10,7 @@ import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from rljob_api import names
-from rljob_api.progress import ProgressReport
+from rljob_api.progress import CheckpointInfo, ProgressReport
 
 from .access import Access
 from .api import ApiUnreachableError, HttpAnswer, RayError, Transport
@@ -179,6 +179,7 @@ class _Save(BaseModel):
 
     accepted: bool
     step: int | None = None
+    checkpoint: CheckpointInfo | None = None
 
 
 def read_save(answer: HttpAnswer) -> SaveAnswer | Unreachable:
@@ -187,7 +188,8 @@ def read_save(answer: HttpAnswer) -> SaveAnswer | Unreachable:
         word = _Save.model_validate_json(answer.body)
     except ValidationError:
         return Unreachable(f"{answer.status}: not what the driver answers: {answer.body[:200]}")
-    return SaveAnswer(accepted=word.accepted and answer.status in (200, 202), saved=answer.status == 200, step=word.step)
+    accepted, saved = word.accepted and answer.status in (200, 202), answer.status == 200
+    return SaveAnswer(accepted, saved, word.step, word.checkpoint if saved else None)
 
 
 def read_report(text: str) -> ProgressReport | Unreachable:

@@ -63,6 +63,7 @@ def read_cluster(obj: Mapping[str, Any]) -> Cluster:
         workers=sum(group.get("replicas") or 0 for group in spec.get("workerGroupSpecs") or []),
         provisioned=provisioned,
         observed=bool(status),
+        suspended=spec.get("suspend") is True,
         spec=_attempt_spec((metadata.get("annotations") or {}).get(names.ANNOTATION_SPEC)),
         preflight=_preflight_report((metadata.get("annotations") or {}).get(names.ANNOTATION_PREFLIGHT)),
     )

@@ -6,7 +6,7 @@ import datetime
 import math
 
 from rljob_api import reasons
-from rljob_api.progress import ProgressReport, PromptCounts
+from rljob_api.progress import CheckpointInfo, ProgressReport, PromptCounts
 from rljob_api.status import ValidationResult
 
 from .draft import Draft, clip
@@ -105,6 +105,17 @@ def _checkpoint(world: World, draft: Draft, report: ProgressReport) -> None:
         draft.set(reasons.AVAILABLE, step=found.step, path=found.path)
     elif found is None and known is None:
         draft.set(reasons.NONE_YET)
+
+
+def take_saved(world: World, draft: Draft, saved: CheckpointInfo | None) -> None:
+    """The checkpoint that a save on request ended with: the report of the same moment may be of the one before."""
+    if saved is None or len(clip(saved.path, 1024)) != len(saved.path):
+        return
+    told = world.report.checkpoint if world.report is not None else None
+    known = told or world.job.status.checkpoint
+    if known is None or saved.step > known.step:
+        draft.update(step=max(step_reached(world), saved.step), checkpoint=saved)
+        draft.set(reasons.AVAILABLE, step=saved.step, path=saved.path)
 
 
 def _skipped(draft: Draft, prompts: PromptCounts, budget: int) -> None:

@@ -8,6 +8,7 @@ from rljob_api.spec import Deadlines
 from .attempt import describe
 from .draft import Draft
 from .plan import Action, AskSave, DeleteCluster, DeletePod, DropSecret
+from .report import take_saved
 from .terms import WAIT_SECONDS, Step
 from .times import format_time, parse_time
 from .world import Driver, SaveAnswer, World
@@ -29,6 +30,8 @@ def end_attempt(world: World, draft: Draft, deadlines: Deadlines) -> Step:
         _say(draft, f"{words}; its pods end after {deadlines.save_seconds} s at the latest (saveSeconds)")
         return Step((AskSave(cluster.name, _SAVE_WAIT_SECONDS),), 0.5)
     draft.update(attempt_end_time=now)
+    if isinstance(world.save, SaveAnswer):
+        take_saved(world, draft, world.save.checkpoint)
     _say(draft, f"ending the pods of attempt {world.job.status.attempt}")
     for reason in (reasons.DRIVER_NOT_SUBMITTED, reasons.NOT_STARTED, reasons.NOT_RESTARTING):
         draft.set(reason)
@@ -62,7 +65,8 @@ def rest(world: World, draft: Draft, left: str, actions: tuple[Action, ...]) -> 
         return Step(actions, WAIT_SECONDS)
     checkpoint = world.job.status.checkpoint
     # The driver trains on from the save that it was asked for, and saves once more when its pod ends.
-    detail = f"the next attempt goes on from step {checkpoint.step} or later" if checkpoint else "there is no checkpoint yet"
+    known = f"goes on from step {checkpoint.step} or later, as the volume has it" if checkpoint else "looks at the volume first"
+    detail = f"the next attempt {known}"
     if draft.reason_of(reasons.SUSPENDED.condition) != reasons.SUSPENDED.name:
         draft.event(reasons.IS_SUSPENDED, detail)
     draft.set(reasons.SUSPENDED, detail=detail)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rljob_api import names
+from rljob_api import names, reasons
 from rljob_api.findings import Finding, errors
 from rljob_api.manifest import judge, too_deep, wire_form
 from rljob_api.transitions import check_update
@@ -22,6 +22,8 @@ MAX_LENGTH = 1000
 MAX_WARNING = 250
 MAX_WARNINGS = 12
 _NOT_SUPPORTED = "NotSupportedYet"
+_STILL_COUNTS = "ttlSecondsAfterFinished"
+"""The one field of a job that has ended that is read again."""
 
 
 class ReviewError(ValueError):
@@ -63,9 +65,20 @@ def _findings(request: Mapping[str, Any]) -> tuple[list[Finding], list[Finding]]
             return [], []
         old = wire_form(old_job.get("spec"))
         changed = check_update(old, wire_form(job.get("spec")), _attempt(old_job))
+        changed += _after_end(old_job, old, wire_form(job.get("spec")))
     found = changed + judge(_name(metadata), job.get("spec"), old).findings
     refused = [one for one in errors(found) if one.reason != _NOT_SUPPORTED]
     return refused, [one for one in found if one not in refused]
+
+
+def _after_end(old_job: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Finding]:
+    """A warning where a job that has ended is edited in what no longer counts."""
+    status = old_job.get("status")
+    if not isinstance(status, dict) or not status.get("finishTime"):
+        return []
+    if {**old, _STILL_COUNTS: None} == {**new, _STILL_COUNTS: None}:
+        return []
+    return [Finding("ended", "FieldImmutable", "warning", "spec", reasons.EDITED_AFTER_END)]
 
 
 def _attempt(job: Mapping[str, Any]) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from rljob_api import names
 from rljob_api.exitcodes import ExitCode
 from rljob_api.preflight import PreflightReport
-from rljob_api.progress import ProgressReport
+from rljob_api.progress import CheckpointInfo, ProgressReport
 from rljob_api.spec import RLJobSpec, Volume
 from rljob_api.status import RLJobStatus
 
@@ -95,6 +95,8 @@ class Cluster:
     """The job's spec as this attempt was started with."""
     preflight: PreflightReport | None = None
     """What was found on the volume before it was made."""
+    suspended: bool = False
+    """Whether its own spec.suspend is true, which we never set: a queue, or somebody's hand."""
 
     @property
     def wanted(self) -> int:
@@ -120,6 +122,8 @@ class SaveAnswer:
     """Whether the save that was asked for is complete."""
     step: int | None = None
     """The step that the driver stood at when it first accepted."""
+    checkpoint: CheckpointInfo | None = None
+    """The run's newest checkpoint once the save is complete."""
 
 
 @dataclass(frozen=True)

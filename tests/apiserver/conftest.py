@@ -32,6 +32,8 @@ from .spawn import Spawned
 Operator = subprocess.Popen[str] | Spawned
 
 NOWHERE = {"spec": {"nodeSelector": {"rljob.dev/test": "nowhere"}}}
+#: Writes of a job's spec that may meet another writer's before a test gives up.
+MOST_TRIES = 20
 KEY = b"a key of the tests, long enough to be one"
 _RLJOBS = f"/apis/{names.GROUP}/{names.VERSION}"
 
@@ -87,11 +89,12 @@ class Space:
     async def _replace(self, manifest: dict[str, Any], query: dict[str, str]) -> dict[str, Any]:
         """The operator may write the status between reading and writing: then once more, as every client does."""
         path = self.path("rljobs", manifest["metadata"]["name"])
-        while True:
+        for _ in range(MOST_TRIES):
             current = await self.kube.request("GET", path)
             manifest["metadata"]["resourceVersion"] = current["metadata"]["resourceVersion"]
             with contextlib.suppress(ConflictError):
                 return await self.kube.request("PUT", path, manifest, query=query)
+        raise AssertionError(f"{path} was written by others in each of {MOST_TRIES} tries to replace its spec{self.logs()}")
 
     async def claim(self, name: str = "copy-checkpoints") -> None:
         """Create the volume claim."""

@@ -51,8 +51,8 @@ class CrashProxy(Gate):
         self.open = True
         self.calls: list[Call] = []
         self.target: tuple[Call, When] | None = None
-        self.killing = False
-        self.killed = asyncio.Event()
+        self.operator: Literal["living", "dying", "dead"] = "living"
+        self._changed = asyncio.Condition()
         self.process: Spawned | None = None
         self._counts: Counter[tuple[str, str]] = Counter()
         self._namespace = space.name
@@ -75,10 +75,15 @@ class CrashProxy(Gate):
     def disarm(self) -> bool:
         """Kill nothing from now on; True where the operator was killed, or is about to be."""
         self.target = None
-        return self.killing
+        return self.operator != "living"
 
     def _strikes(self, call: Call, when: When) -> bool:
-        return self.target == (call, when) and not self.killing
+        return self.target == (call, when) and self.operator == "living"
+
+    async def killed(self) -> None:
+        """Wait until the operator has been killed and is gone."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.operator == "dead")
 
     def last_like(self, call: Call) -> Call:
         """The last request of this life that differs from that one in its number only; that one where there is none."""
@@ -98,10 +103,12 @@ class CrashProxy(Gate):
 
     async def _kill(self) -> web.StreamResponse:
         assert self.process is not None
-        self.killing = True
+        self.operator = "dying"
         self.process.kill()
         await asyncio.to_thread(self.process.wait)
-        self.killed.set()
+        async with self._changed:
+            self.operator = "dead"
+            self._changed.notify_all()
         return web.Response(status=502)  # nobody reads it
 
     async def _answer(self, request: web.Request) -> web.Response:
@@ -164,7 +171,7 @@ class Life:
         )
 
     async def _keep_running(self) -> None:
-        await self.proxy.killed.wait()
+        await self.proxy.killed()
         self._start()
 
     async def _play(self) -> None:

@@ -60,7 +60,7 @@ async def survive(space: Space, spec: dict[str, Any], logs: Path, call: Call, wh
                 await one.live()
             except (AssertionError, pytest.fail.Exception) as error:
                 return f"killed at {call}, {when}: {error}"
-        if one.proxy.killing:
+        if one.proxy.operator != "living":
             return ""
         # This life made the request less often than the recorded one: its last one is that moment, then.
         call = one.proxy.last_like(call)

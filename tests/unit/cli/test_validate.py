@@ -174,6 +174,20 @@ def test_every_rule_explains_itself(rule: str, capsys: pytest.CaptureFixture[str
     assert "Reads spec." in shown or "Reads metadata.name" in shown
 
 
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("FailureRulesInvalid", ["failure-rules\n", "failure-rules-idle\n"]),
+        ("VolumeChanged", ["Validated=False, reason VolumeChanged: The checkpoint volume was edited"]),
+        ("Incompatible", ["CheckpointAvailable=False, reason Incompatible: The checkpoint does not fit"]),
+    ],
+)
+def test_a_condition_s_reason_is_explained_too(reason: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "--explain", reason]) == 0
+    shown = capsys.readouterr().out
+    assert [one for one in words if one not in shown] == []
+
+
 def test_an_unknown_rule_is_answered_with_those_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "--explain", "no-such"]) == 2
     assert "world-size" in capsys.readouterr().err
@@ -181,7 +195,7 @@ def test_an_unknown_rule_is_answered_with_those_that_exist(capsys: pytest.Captur
 
 def test_no_file_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate"]) == 2
-    assert "--explain RULE" in capsys.readouterr().err
+    assert "--explain NAME" in capsys.readouterr().err
 
 
 def test_it_needs_none_of_the_heavy_libraries() -> None:

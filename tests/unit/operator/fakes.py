@@ -300,10 +300,12 @@ class FakeCluster:
         self.pods[name] = self._new(obj)
         return copy.deepcopy(obj)
 
-    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+    async def delete_pod(self, namespace: str, name: str, uid: str) -> bool:
         await self._request()
-        if name in self.pods and self.pods[name]["metadata"]["uid"] == uid:
+        there = name in self.pods and self.pods[name]["metadata"]["uid"] == uid
+        if there:
             self._delete_pod(name)
+        return there
 
     async def release_workers(self, namespace: str, name: str, uid: str) -> None:
         await self._request()
@@ -344,6 +346,7 @@ class FakeRay:
         self.swallow_answers = 0
         self.busy = 0
         self.saves: list[str] = []
+        self.logs_read = 0
         self.save_answer = SaveAnswer(accepted=True, saved=True, step=1)
 
     async def driver(self, job: Job) -> DriverAnswer:
@@ -378,6 +381,7 @@ class FakeRay:
         return self.save_answer if self.reachable else Unreachable("no route")
 
     async def last_report_in_logs(self, job: Job) -> ProgressReport | Unreachable:
+        self.logs_read += 1
         return self.logged.get(job.cluster_name) or Unreachable("no report in the driver's log")
 
     def end(self, cluster: str, status: str, code: int | None, message: str = "") -> None:

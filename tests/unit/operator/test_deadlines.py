@@ -92,7 +92,7 @@ STUCK: dict[str, Any] = {
 def stalled(on_stall: str, **changes: Any) -> Any:
     status = running(step=5, lastStepTime=stamp(60))
     wanted = spec(deadlines__onStall=on_stall)
-    return training(400, **{"job": job(status, wanted), "report": report(5, **STUCK), **changes})
+    return training(**{"seconds": 400, "job": job(status, wanted), "report": report(5, **STUCK), **changes})
 
 
 def test_a_stall_names_the_phase_the_oldest_prompt_and_the_rank_that_is_missing() -> None:
@@ -121,6 +121,9 @@ def test_a_stall_may_only_warn_and_is_over_with_the_next_step() -> None:
     assert conditions["Succeeded"][1] == "Running"
     assert [(event.type, event.reason) for event in plan.events] == [("Warning", "Stalled")]
     status = apply(plan, before).to_wire()
+    later = stalled("Warn", seconds=460, job=job(status, spec(deadlines__onStall="Warn")))
+    (turned,) = {one.last_transition_time for one in apply(decide(later), later).conditions if one.type == "Progressing"}
+    assert turned == stamp(400)
     assert decide(stalled("Warn", job=job(status, spec(deadlines__onStall="Warn")))).events == ()
     moved = training(410, job=job(status, spec(deadlines__onStall="Warn")), report=report(6))
     assert outcome(moved)[1]["Progressing"][:2] == ("True", "StepAdvanced")

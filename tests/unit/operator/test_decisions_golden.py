@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from rljob_api.preflight import PassedOver
 from rljob_api.progress import CheckpointInfo, Handover, OldestPrompt, PromptCounts
+from rljob_api.reasons import ConditionType
 from rljob_operator.decide import decide
 from rljob_operator.plan import CreateCluster, CreatePreflight, Plan
-from rljob_operator.world import Driver, Refusal, SaveAnswer, Unreachable, World
+from rljob_operator.reading import read_status
+from rljob_operator.times import format_time
+from rljob_operator.world import Driver, Refusal, SaveAnswer, Stage, Unreachable, World
 
 from .builders import (
     FINISHED,
@@ -203,3 +207,39 @@ def test_each_plan_is_repeatable_and_settles(name: str) -> None:
     assert plan.status_patch is None
     assert [one for one in plan.events if one.type == "Warning"] == []  # others tell of an action that was carried out
     assert plan.requeue_after is None or plan.requeue_after > 0
+
+
+LASTING = {"CheckpointAvailable", "PromptsSkipped"}
+"""What they tell of is on the volume, and holds over attempts."""
+OF_THE_LAST_ATTEMPT = {"ClusterReady", "DriverRunning", "Progressing"}
+"""They may tell how it ended until there is another."""
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_no_condition_outlives_what_it_tells_of(name: str) -> None:
+    """Whatever an earlier pass has said: this one says anew what it sees, or says that there is nothing."""
+    moment = MOMENTS[name]
+    stale = [
+        {"type": one, "status": "Unknown", "reason": "Stale", "message": "", "lastTransitionTime": stamp(0)}
+        for one in ConditionType
+    ]
+    raw = {**moment.job.raw_status, "conditions": stale}
+    moment = replace(moment, job=replace(moment.job, raw_status=raw, status=read_status(raw)))
+    left = {one.type for one in apply(decide(moment), moment).conditions if one.reason == "Stale"}
+    between = moment.job.stage is Stage.BETWEEN
+    assert left <= LASTING | (OF_THE_LAST_ATTEMPT if between else set())
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_a_conditions_time_moves_with_its_status_alone(name: str) -> None:
+    moment = MOMENTS[name]
+    first = apply(decide(moment), moment)
+    wire = first.to_wire()
+    again = replace(moment, now=moment.now + timedelta(seconds=1), job=replace(moment.job, status=first, raw_status=wire))
+    known = {one.type: one for one in first.conditions}
+    moved = [one for one in apply(decide(again), again).conditions if one.last_transition_time != stamp_of(moment)]
+    assert [one.type for one in moved if one.status == known[one.type].status] == []
+
+
+def stamp_of(moment: World) -> str:
+    return format_time(moment.now)

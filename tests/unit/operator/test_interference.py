@@ -20,6 +20,7 @@ from .builders import (
     apply,
     at,
     before_cluster,
+    cluster,
     counted,
     job,
     outcome,
@@ -250,3 +251,20 @@ async def test_an_api_server_that_was_restored_from_a_backup_is_believed(
     for _ in range(3):
         await operator.step(told=False)
     assert kube.status()["suspendTime"]
+
+
+@pytest.mark.parametrize("provisioned", [20, None])
+def test_a_cluster_that_a_queue_suspends_in_training_is_an_eviction_that_is_not_counted(provisioned: float | None) -> None:
+    held = cluster(provisioned=provisioned, suspended=True)
+    before = training(7200, clusters=(held,), pods=(), members=frozenset({"copy-1-head", "copy-1-worker"}))
+    failure = apply(decide(before), before).last_failure
+    assert failure is not None
+    assert (failure.reason, failure.action) == ("Evicted", "RestartUncounted")
+    assert "RayCluster copy-1 was suspended by someone else" in failure.message
+
+
+def test_a_cluster_that_a_queue_holds_back_waits_and_says_so() -> None:
+    held = cluster(provisioned=None, suspended=True)
+    plan, conditions = outcome(world(60, clusters=(held,), pods=()))
+    assert plan.actions == ()
+    assert "RayCluster copy-1 is suspended by someone else" in conditions["ClusterReady"][2]

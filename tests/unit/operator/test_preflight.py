@@ -10,6 +10,7 @@ import yaml
 
 from rljob_api.preflight import PassedOver, PreflightReport
 from rljob_api.spec import RLJobSpec
+from rljob_api.transitions import check_update, how_to_edit
 from rljob_operator.decide import decide
 from rljob_operator.plan import CreateCluster, CreatePreflight, DeletePod, SubmitDriver
 from rljob_operator.reading import read_pod
@@ -33,6 +34,7 @@ from .builders import (
     preflight,
     running,
     spec,
+    stamp,
     training,
     world,
 )
@@ -184,6 +186,22 @@ def test_the_pod_goes_when_the_cluster_carries_its_report() -> None:
     assert decide(training(pods=(*pods(), preflight(found())))).actions == (DeletePod("copy-1-preflight", "preflight-1"),)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"spec": spec(suspend=True)},
+        {"spec": spec(trainer__moon=1)},
+        {"status": {**counted(), "finishTime": stamp(9)}},
+    ],
+    ids=["suspended", "invalid", "ended"],
+)
+def test_a_look_that_is_over_is_no_longer_told(changes: dict[str, Any]) -> None:
+    first = before_cluster()
+    status = {**changes.pop("status", counted()), "conditions": apply(decide(first), first).to_wire()["conditions"]}
+    later = before_cluster(20, job=job(status, changes.get("spec")), pods=())
+    assert outcome(later)[1]["CheckpointAvailable"][:2] == ("Unknown", "NotChecked")
+
+
 def test_an_empty_volume_starts_at_step_0() -> None:
     plan, conditions = outcome(before_cluster(pods=(preflight(found("Fresh")),)))
     assert kinds(plan) == [CreateCluster]
@@ -219,8 +237,8 @@ BLOCKING: dict[str, tuple[PreflightReport, str]] = {
     "ExistingRefused": (found("OnExisting", message="step 50 is there and checkpoint.onExisting is Refuse"), "is Refuse"),
     "ForeignRun": (found("Foreign", message="belongs to default/other"), "default/other"),
     "Incompatible": (
-        found("Incompatible", differs=["spec.model.shape.layers: checkpoint has 4, spec says 2; set it to 4"]),
-        "checkpoint has 4, spec says 2; set it to 4",
+        found("Incompatible", differs=["spec.model.shape.layers: checkpoint has 4, spec says 2; set it back"]),
+        "checkpoint has 4, spec says 2; set it back",
     ),
     "Corrupt": (found("Corrupt", passed_over=[PassedOver(name="step-000050-t000001", why="no MANIFEST.json")]), "MANIFEST"),
     "VolumeUnusable": (found("Unusable", message="read-only file system"), "read-only"),
@@ -241,6 +259,69 @@ def test_what_does_not_go_with_the_spec_makes_no_pod_and_says_why(reason: str) -
     assert plan.requeue_after == pytest.approx(118)
     again = before_cluster(20, pods=(preflight(told),), status=apply(plan, before).to_wire())
     assert decide(again).events == ()
+
+
+SHAPE = "spec.model.shape.layers: checkpoint has 2, spec says 4; set it back"
+DATA = "spec.data.seed: checkpoint has 0, spec says 5; set it back"
+DTYPE = "spec.model.dtype: checkpoint has float32, spec says bfloat16; set it back"
+FIXED = "spec.model.shape can never be edited: delete this RLJob and create it again with the right value"
+SIZES = "spec.data can be edited while spec.suspend is true"
+
+
+@pytest.mark.parametrize(
+    ("differs", "advice"),
+    [([SHAPE], {FIXED}), ([DATA], {SIZES}), ([DTYPE], set()), ([SHAPE, DATA, DTYPE], {FIXED, SIZES})],
+    ids=["shape", "data", "dtype", "all"],
+)
+def test_what_does_not_fit_is_said_once_with_what_the_api_lets_one_do(differs: list[str], advice: set[str]) -> None:
+    _, conditions = outcome(before_cluster(pods=(preflight(found("Incompatible", message="x", differs=differs)),)))
+    message = conditions["CheckpointAvailable"][2]
+    assert [message.count(line) for line in differs] == [1] * len(differs)
+    assert {one for one in (FIXED, SIZES) if one in message} == advice
+    assert "looked at again when the spec changes, and every 120 s" in conditions["Succeeded"][2]
+
+
+@pytest.mark.parametrize(
+    ("field", "frozen"), [("spec.model.shape", "for ever"), ("spec.data", "running"), ("spec.model.dtype", "")]
+)
+def test_the_advice_on_an_edit_is_what_the_api_holds(field: str, frozen: str) -> None:
+    change = {"spec.model.shape": {"layers": 4}, "spec.data": {"builtin": "copyv"}, "spec.model.dtype": "bfloat16"}[field]
+    old, new = spec(), spec(**{field.removeprefix("spec.").replace(".", "__"): change})
+    assert bool(check_update(old, new, 1)) == bool(frozen)
+    assert bool(check_update(old | {"suspend": True}, new, 1)) == (frozen == "for ever")
+    said = " ".join(how_to_edit([f"{field}.x"]))
+    assert ("never be edited" in said, "while spec.suspend is true" in said) == (frozen == "for ever", frozen == "running")
+
+
+def test_a_checkpoint_that_does_not_fit_is_known_all_the_same() -> None:
+    chosen = found().checkpoint
+    known = {"step": 50, "path": "runs/default/copy/step-000050-t000001"}
+    told = preflight(found("Incompatible", checkpoint=chosen, differs=[SHAPE]), 2)
+    before = before_cluster(status=counted(2, step=55, checkpoint=known), pods=(told,))
+    blocked = apply(decide(before), before)
+    assert blocked.checkpoint is not None
+    assert (blocked.step, blocked.checkpoint.step) == (100, 100)
+    assert "step-000100" in blocked.checkpoint.path
+    asleep = {**blocked.to_wire(), "attemptEndTime": stamp(20), "suspendTime": stamp(20)}
+    _, conditions = outcome(world(30, job=job(asleep, spec(suspend=True)), clusters=(), pods=()))
+    assert "the next attempt goes on from step 100 or later" in conditions["Suspended"][2]
+
+
+def test_a_start_from_scratch_after_damage_takes_a_new_job_where_a_checkpoint_is_known() -> None:
+    known = {"step": 50, "path": "runs/default/copy/step-000050-t000001"}
+    before = before_cluster(status=counted(checkpoint=known), pods=(preflight(found("Corrupt", message="x")),))
+    assert "delete it, create it again" in outcome(before)[1]["CheckpointAvailable"][2]
+
+
+@pytest.mark.parametrize(("told", "step"), [(found(), 100), (found("Fresh"), 0)])
+def test_the_status_stands_at_the_step_that_is_gone_on_from(told: PreflightReport, step: int) -> None:
+    before = before_cluster(status=counted(step=108), pods=(preflight(told),))
+    assert apply(decide(before), before).step == step
+
+
+def test_an_attempt_is_told_before_the_volume_is_looked_at_without_a_cluster_that_may_never_be() -> None:
+    (event,) = decide(fresh(preflight_image="x")).events
+    assert event.message == "attempt 1 is counted; the volume is looked at, then comes RayCluster copy-1"
 
 
 def test_a_refusal_is_looked_at_again_now_and_then_and_stays_said_meanwhile() -> None:
@@ -273,6 +354,19 @@ def test_a_volume_without_the_checkpoint_that_the_status_knows_is_not_started_ov
     assert plan.actions == ()
     assert conditions["CheckpointAvailable"][:2] == ("False", "Gone")
     assert "runs/default/copy/step-000050-t000001 of this run is not on the volume any more" in conditions["Succeeded"][2]
+
+
+def test_a_refusal_says_what_the_preflight_found_also_where_the_status_knows_a_checkpoint() -> None:
+    known = {"step": 50, "path": "runs/default/copy/step-000050-t000001"}
+    before = before_cluster(status=counted(2, checkpoint=known), pods=(preflight(found("Corrupt"), 2),))
+    assert outcome(before)[1]["CheckpointAvailable"][:2] == ("False", "Corrupt")
+
+
+def test_a_checkpoint_of_another_job_is_not_missed() -> None:
+    """It was begun with, before the run had its own; nobody promised to keep it."""
+    theirs = {"step": 50, "path": "runs/default/other/step-000050-t000001"}
+    before = before_cluster(status=counted(2, checkpoint=theirs), pods=(preflight(found("Fresh"), 2),))
+    assert kinds(decide(before)) == [CreateCluster]
 
 
 # ---- How it can fail ----

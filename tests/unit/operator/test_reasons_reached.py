@@ -103,7 +103,8 @@ MOMENTS = [
 
 def test_every_event_is_sent() -> None:
     suspended = job(running(suspendTime=stamp(0), attemptEndTime=stamp(0), startTime=stamp(0)))
-    moments = [*MOMENTS, world(60, job=suspended, clusters=(), pods=())]
+    edited = job(running(finishTime=stamp(9), observedGeneration=1), generation=2)
+    moments = [*MOMENTS, *(world(60, job=one, clusters=(), pods=()) for one in (suspended, edited))]
     sent = {(one.type, one.reason) for moment in moments for one in decide(moment).events}
     assert {(one.type, one.name) for one in EVENTS.values()} - sent == set()
     known = EVENTS.keys() | {name for _, name in REASONS}

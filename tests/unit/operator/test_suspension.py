@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from rljob_api.progress import CheckpointInfo
 from rljob_operator.decide import decide
 from rljob_operator.plan import AskSave, DeleteCluster, DeletePod, PersistAttempt
 from rljob_operator.world import Driver, SaveAnswer, Unreachable, World
@@ -33,11 +35,18 @@ from .life import Operator, state
 
 WANTED = spec(suspend=True)
 SAVED = SaveAnswer(accepted=True, saved=True, step=5)
+OF_STEP_5 = CheckpointInfo(step=5, path="runs/default/copy/step-000005-t000001")
 
 
 def suspending(seconds: float = 60, since: float = 60, **changes: Any) -> World:
-    """A moment of a job that trains and is to be suspended."""
-    return training(seconds, **{"job": job(running(suspendTime=stamp(since)), WANTED), **changes})
+    """A moment of a job that trains, as its status says, and is to be suspended."""
+    status = {**said_by(training()), "suspendTime": stamp(since)}
+    return training(seconds, **{"job": job(status, WANTED), **changes})
+
+
+def said_by(moment: World) -> dict[str, Any]:
+    """The status after that moment's pass."""
+    return apply(decide(moment), moment).to_wire()
 
 
 def test_the_driver_is_asked_for_a_save_first() -> None:
@@ -55,12 +64,14 @@ def test_the_driver_is_asked_for_a_save_first() -> None:
     "changes",
     [
         {"save": SAVED},
+        {"save": SaveAnswer(accepted=False, saved=False)},
+        {"save": SaveAnswer(accepted=True, saved=False, step=5), "report": report(6, checkpoint=OF_STEP_5)},
         {"seconds": 120, "save": SaveAnswer(accepted=True, saved=False)},
         {"driver": Unreachable("x")},
         {"driver": Driver("FAILED", 73)},
         {"driver": None},
     ],
-    ids=["saved", "too late", "unreachable", "ended", "not there yet"],
+    ids=["saved", "will not", "saved meanwhile", "too late", "unreachable", "ended", "not there yet"],
 )
 def test_the_pods_go_when_it_has_saved_or_can_not(changes: dict[str, Any]) -> None:
     before = suspending(**changes)
@@ -75,6 +86,23 @@ def test_the_pods_go_when_it_has_saved_or_can_not(changes: dict[str, Any]) -> No
         ("False", "NotSubmitted"),
         ("False", "NotStarted"),
     ]
+
+
+def test_the_save_that_was_asked_for_is_in_the_status_when_the_pods_go() -> None:
+    saved = CheckpointInfo(step=9, path="runs/default/copy/step-000009-t000001")
+    old = CheckpointInfo(step=5, path="runs/default/copy/step-000005-t000001")
+    before = suspending(save=replace(SAVED, checkpoint=saved), report=report(8, checkpoint=old))
+    plan, conditions = outcome(before)
+    status = apply(plan, before)
+    assert (status.step, status.checkpoint) == (9, saved)
+    assert conditions["CheckpointAvailable"] == ("True", "Available", f"step 9: {saved.path}")
+    later_one = suspending(save=replace(SAVED, checkpoint=old), report=report(9, checkpoint=saved))
+    assert apply(decide(later_one), later_one).checkpoint == saved
+
+
+def test_where_no_checkpoint_is_known_nothing_is_claimed_about_the_volume() -> None:
+    _, conditions = outcome(fresh(WANTED))
+    assert conditions["Suspended"][2] == "spec.suspend is true; the next attempt looks at the volume first"
 
 
 def test_a_save_that_takes_its_time_is_waited_for() -> None:
@@ -107,7 +135,7 @@ def test_it_is_suspended_when_no_pod_is_left() -> None:
     assert plan.actions == ()
     assert plan.requeue_after is None
     assert conditions["Suspended"][:2] == ("True", "SuspendedByUser")
-    assert conditions["Suspended"][2].endswith("the next attempt goes on from step 50 or later")
+    assert "the next attempt goes on from step 50 or later, as the volume has it" in conditions["Suspended"][2]
     assert [event.reason for event in plan.events] == ["Suspended"]
 
 
@@ -120,15 +148,15 @@ def test_a_job_that_is_suspended_from_the_start_makes_nothing() -> None:
 def test_a_backoff_ends_in_suspension_too() -> None:
     backing_off = world(1, failed(), clusters=(), pods=())
     assert outcome(backing_off)[1]["Restarting"][:2] == ("True", "BackingOff")
-    status = apply(decide(backing_off), backing_off).to_wire()
-    _, conditions = outcome(world(2, job=job(status, WANTED), clusters=(), pods=()))
+    _, conditions = outcome(world(2, job=job(said_by(backing_off), WANTED), clusters=(), pods=()))
     assert conditions["Suspended"][0] == "True"
     assert conditions["Restarting"][0] == "False"
 
 
 def test_resuming_is_a_new_attempt_that_does_not_count() -> None:
     status = running(suspendTime=stamp(60), attemptEndTime=stamp(70), startTime=stamp(0), restarts=2, suspendedSeconds=5)
-    before = world(160, status, clusters=(), pods=())
+    suspended = said_by(world(90, job=job(status, WANTED), clusters=(), pods=()))
+    before = world(160, suspended, clusters=(), pods=())
     plan, conditions = outcome(before)
     assert kinds(plan) == [PersistAttempt]
     after = apply(plan, before)

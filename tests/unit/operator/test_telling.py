@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import logging
 
+import pytest
+
 from rljob_api.progress import PromptCounts
+from rljob_operator.act import Outcome
 from rljob_operator.health import Health
-from rljob_operator.logs import JsonFormatter, TextFormatter, about
+from rljob_operator.logs import JsonFormatter, RetryIsNoError, TextFormatter, about
 from rljob_operator.metrics import Process, render
+from rljob_operator.plan import DeletePod, Plan
 from rljob_operator.workqueue import WorkQueue
+from rljob_operator.world import World
 
 from .builders import job, running
+from .fakes import FakeCluster, FakeRay
+from .life import KEY, Operator
 
 
 def samples(page: str, name: str) -> dict[str, str]:
@@ -58,6 +65,44 @@ def test_a_record_tells_its_job_and_attempt_in_both_forms() -> None:
     told = json.loads(JsonFormatter().format(record))
     assert (told["namespace"], told["job"], told["attempt"], told["message"]) == ("ns", "copy", 3, 'said "x\ny"')
     assert TextFormatter().format(record).endswith(" [attempt 3]")
+
+
+def test_a_request_that_kopf_repeats_is_no_error_in_the_log() -> None:
+    def kept(name: str, message: str, least: int = logging.INFO) -> str:
+        record = logging.LogRecord(name, logging.ERROR, "api.py", 1, message, None, None)
+        return record.levelname if RetryIsNoError(least).filter(record) else ""
+
+    repeated = "Request attempt #1/9 failed; will retry: GET x -> APITooManyRequestsError"
+    assert kept("kopf._cogs.clients.watching", repeated) == "INFO"
+    assert kept("kopf._cogs.clients.watching", repeated, logging.WARNING) == ""
+    assert kept("kopf._cogs.clients.watching", repeated.replace("will retry", "escalating")) == "ERROR"
+    assert kept("rljob.act", repeated) == "ERROR"
+
+
+async def test_the_log_tells_each_deletion_once_and_a_counted_attempt_under_its_own_number(
+    kube: FakeCluster, ray: FakeRay, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append(TextFormatter().format(record))
+
+    caplog.set_level(logging.INFO, "rljob.act")
+    handler = Lines()
+    logging.getLogger("rljob.act").addHandler(handler)
+    try:
+        operator = Operator(kube, ray, preflight=True)
+        await operator.step()
+        job_ = operator.store.jobs.get(KEY)
+        assert job_ is not None
+        pod = kube.pods["copy-1-preflight"]["metadata"]
+        gone = Plan((DeletePod(pod["name"], pod["uid"]),) * 2)
+        await operator.reconciler._actor.act(World(now=kube.now, job=job_), gone, Outcome())
+    finally:
+        logging.getLogger("rljob.act").removeHandler(handler)
+    assert [one for one in told if "attempt 1 is counted" in one and one.endswith(" [attempt 1]")]
+    assert len([one for one in told if "copy-1-preflight is deleted" in one]) == 1
 
 
 def test_waiting_for_the_cluster_is_not_ready_but_no_reason_to_be_restarted() -> None:

@@ -10,7 +10,7 @@ from rljob_api.progress import CheckpointInfo
 from rljob_operator.api import ApiError
 from rljob_operator.decide import decide
 
-from .builders import FINISHED, cluster, failed, job, outcome, report, running, spec, stamp, training, world
+from .builders import FINISHED, apply, cluster, failed, job, outcome, report, running, spec, stamp, training, world
 from .fakes import FakeCluster, FakeRay, later
 from .life import Operator, state
 
@@ -57,6 +57,38 @@ def test_a_finished_job_is_not_judged_again() -> None:
     status = {**running(), "finishTime": stamp(50)}
     edited = job(status, spec(checkpoint__volume=OTHER, ttlSecondsAfterFinished=100))
     assert decide(world(60, job=edited, clusters=(cluster(workers=0),))).actions == ()  # the edited time to keep it counts
+
+
+def test_an_edit_of_a_finished_job_is_told_to_be_without_effect_once() -> None:
+    status = {**running(), "finishTime": stamp(50), "observedGeneration": 1}
+    before = world(60, job=job(status, spec(suspend=True), generation=2), clusters=(), pods=())
+    plan = decide(before)
+    assert [(one.type, one.reason) for one in plan.events] == [("Warning", "EditIgnored")]
+    assert "delete the RLJob and create it again" in plan.events[0].message
+    after = world(61, job=job(apply(plan, before).to_wire(), spec(suspend=True), generation=2), clusters=(), pods=())
+    assert decide(after).events == ()
+
+
+@pytest.mark.parametrize(
+    ("mode", "nodes", "would_do"),
+    [
+        ("ReadWriteOncePod", 1, "ReadWriteOnce or ReadWriteMany would do"),
+        ("ReadWriteOncePod", 2, "workers write to it; ReadWriteMany would do"),
+        ("ReadWriteOnce", 2, "ReadWriteMany would do"),
+    ],
+)
+def test_a_claim_of_another_mode_says_which_would_do_and_that_it_takes_another_claim(
+    mode: str, nodes: int, would_do: str
+) -> None:
+    wanted = job(spec=spec(trainer__nodes=nodes, algorithm__grpo__microBatchSize=32))
+    missing = world(0, job=wanted, clusters=(), pods=(), claim_exists=False)
+    status = apply(decide(missing), missing).to_wire()
+    refused = world(20, job=job(status, wanted.spec), clusters=(), pods=(), claim_modes=(mode,))
+    conditions = outcome(refused)[1]
+    assert conditions["Validated"][1] == "AccessModeInvalid"
+    assert would_do in conditions["Validated"][2]
+    assert "modes can't be edited: name another claim here, or delete this one" in conditions["Validated"][2]
+    assert conditions["ClusterReady"][:2] == ("False", "NotCreated")  # and no longer that the claim is missing
 
 
 async def test_the_next_attempt_starts_on_the_same_volume_or_not_at_all(

@@ -75,6 +75,17 @@ def test_a_warning_fits_into_what_kubectl_shows() -> None:
     assert all(len(text) <= MAX_WARNING for text in answer["warnings"])
 
 
+def test_an_edit_of_a_job_that_has_ended_is_warned_of_unless_it_still_counts() -> None:
+    old = {**job(), "status": {"attempt": 1, "finishTime": "2026-11-29T12:00:00Z"}}
+    answer = ask({**old, "spec": {**old["spec"], "suspend": True}}, old)
+    assert answer["allowed"]
+    (warning,) = answer["warnings"]
+    assert warning.startswith("spec: the job has ended, and an edit of its spec changes nothing but ttlSecondsAfterFinished")
+    assert "delete the RLJob and create it again" in warning
+    assert "warnings" not in ask({**old, "spec": {**old["spec"], "ttlSecondsAfterFinished": 60}}, old)
+    assert "warnings" not in ask({**job(suspend=True), "status": {"attempt": 1}}, job(attempt=1))
+
+
 def test_a_change_is_judged_by_what_it_changes() -> None:
     old = job(parallelism={"tensor": 5})  # as an older version let it in
     assert ask({**old, "spec": {**old["spec"], "suspend": True}}, old)["allowed"]

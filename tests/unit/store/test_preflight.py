@@ -160,7 +160,9 @@ def test_what_does_not_fit_is_named_and_takes_no_token(volume: Path, changes: di
     report = preflight(order_for(volume, 2, **changes))
     assert (report.outcome, report.token) == ("Incompatible", 0)
     assert line in report.differs[0]
-    assert line in report.message
+    assert report.message == "step-000020-t000001 does not fit the spec"  # the lines say in what, once
+    assert report.checkpoint is not None
+    assert (report.checkpoint.step, report.checkpoint.path) == (20, f"{RUN}/step-000020-t000001")
     assert RunDirectory(volume / RUN).fence().lineage.token == 1
 
 

@@ -17,6 +17,7 @@ from ray._private import services
 from ray.exceptions import GetTimeoutError, RayTaskError
 
 from rljob_api.exitcodes import ExitCode
+from rljob_api.names import driver_log
 from rljob_api.progress import Finished
 from rljob_workload.core.due import Due, DueRules
 from rljob_workload.core.handover import HandoverError, HandoverTimeoutError
@@ -174,6 +175,24 @@ def test_sigterm_that_ray_wraps_in_an_error_of_its_own_is_a_stop(
     assert failed(tmp_path) == (ExitCode.STOPPED, "stopped by SIGTERM before a step was under way")
 
 
+@pytest.mark.parametrize(("code", "level"), [(ExitCode.STOPPED, "W"), (ExitCode.DEADLINE, "W"), (ExitCode.HUNG, "E")])
+def test_an_end_that_was_asked_for_is_no_error_in_the_log(
+    code: ExitCode, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Driver:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def prepare(self) -> None:
+            raise RunError(code, "after step 7, which was saved")
+
+    monkeypatch.setattr(driver_module, "Driver", Driver)
+    attempt = attempt_in(tmp_path)
+    assert run(attempt) == code
+    (line,) = [line for line in (tmp_path / driver_log(attempt.number)).read_text().splitlines() if "after step 7" in line]
+    assert f" {level} rljob.driver: exit code {int(code)} " in line
+
+
 def test_sigterm_after_the_end_changes_nothing() -> None:
     stop = StopSignal()
     with stop.installed():
@@ -219,7 +238,7 @@ def test_ctrl_c_saves_and_says_so_and_a_second_one_ends_at_once(
     assert failed(tmp_path) == (ExitCode.STOPPED, "stopped by Ctrl-C after step 7, which was saved")
     errors = capfd.readouterr().err
     assert "rljob: saving step 7, or the one that is being trained; Ctrl-C again ends at once\n" in errors
-    assert "exit status 130, in the report 80 (Stopped): stopped by Ctrl-C" in errors
+    assert " W rljob.driver: exit status 130, in the report 80 (Stopped): stopped by Ctrl-C" in errors
     again = True
     assert run(attempt_in(tmp_path)) == 130
     assert failed(tmp_path) == (ExitCode.STOPPED, "stopped by Ctrl-C a second time, before the save was done")

@@ -58,7 +58,7 @@ def test_a_checkpoint_of_another_models_details_is_refused(tmp_path: Path) -> No
     one, other = spec_from(tmp_path / "a"), spec_from(tmp_path / "b")
     saved = facts_of(one, describe(one))
     assert compare(saved, other, 1, describe(other)).differs == (
-        "model.normEpsilon: checkpoint has 1e-06, spec says 1e-05; set it back",
+        "model.normEpsilon: checkpoint has 1e-06, the model that spec.model names has 1e-05; name the one it began with",
     )
 
 

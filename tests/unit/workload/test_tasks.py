@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_api.spec import Data, Environment
+from rljob_api.spec_task import Data, Environment
 from rljob_workload.data.builtin import BUILTIN_TASKS, load_builtin
 from rljob_workload.data.tokenizer import BOS, EOS, DigitTokenizer
 from rljob_workload.environments import BUILTIN_ENVIRONMENTS, load_environment

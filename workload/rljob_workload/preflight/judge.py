@@ -65,12 +65,18 @@ class _RefusedError(Exception):
     """The attempt must not start."""
 
     def __init__(
-        self, outcome: Outcome, message: str, passed_over: Sequence[PassedOver] = (), differs: Sequence[str] = ()
+        self,
+        outcome: Outcome,
+        message: str,
+        passed_over: Sequence[PassedOver] = (),
+        differs: Sequence[str] = (),
+        checkpoint: Chosen | None = None,
     ) -> None:
         super().__init__(message)
         self.outcome: Outcome = outcome
         self.passed_over = passed_over
         self.differs = differs
+        self.checkpoint = checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,7 @@ def preflight(order: Order) -> PreflightReport:
     try:
         return _admitted(order)
     except _RefusedError as no:
-        report = PreflightReport(outcome=no.outcome)
+        report = PreflightReport(outcome=no.outcome, checkpoint=no.checkpoint)
         return fitted(report, message=str(no), passed_over=no.passed_over, differs=no.differs)
     except CheckpointError as err:
         return fitted(PreflightReport(outcome="Unusable"), message=f"{order.directory}: {err}")
@@ -253,8 +259,9 @@ def _compared(order: Order, found: _Found, model: ModelFacts | None) -> bool:
         return False
     result = compare(found.checkpoint.manifest.facts, order.spec, found.checkpoint.step, model)
     if result.differs:
-        message = f"{found.name or found.source} does not fit the spec: {result.differs[0]}"
-        raise _RefusedError("Incompatible", message, found.passed_over, result.differs)
+        chosen = _chosen(order, found, found.checkpoint, reshard=result.reshard)
+        message = f"{found.name or found.source} does not fit the spec"
+        raise _RefusedError("Incompatible", message, found.passed_over, result.differs, chosen)
     return result.reshard
 
 
@@ -279,21 +286,25 @@ def _accepted(order: Order, found: _Found, token: int, *, reshard: bool) -> Pref
         return PreflightReport(
             outcome="Fresh", token=token, message=f"no checkpoint in {order.directory}: starting from step 0"
         )
+    chosen = _chosen(order, found, checkpoint, reshard=reshard)
+    how = ", resharded for another layout" if reshard else ""
+    return PreflightReport(outcome="Resume", token=token, checkpoint=chosen, message=f"going on from {chosen.path}{how}")
+
+
+def _chosen(order: Order, found: _Found, checkpoint: Checkpoint, *, reshard: bool) -> Chosen:
     kept, handed_out, at_risk = _books_of(checkpoint)
-    path = found.source or str((order.directory / checkpoint.name).relative_to(order.volume))
-    chosen = Chosen(
-        path=path,
+    manifest, level = checkpoint.manifest, order.spec.checkpoint.verify
+    return Chosen(
+        path=found.source or str((order.directory / checkpoint.name).relative_to(order.volume)),
         step=checkpoint.step,
         token=checkpoint.token,
-        verified=verified_level(checkpoint.manifest, order.spec.checkpoint.verify),
+        verified="Sizes" if manifest is None else verified_level(manifest, level),
         ledger=kept,
         handed_out=handed_out,
         at_risk=at_risk if kept else _at_risk(order.spec, checkpoint.step),
         source=found.source is not None,
         reshard=reshard,
     )
-    how = ", resharded for another layout" if reshard else ""
-    return PreflightReport(outcome="Resume", token=token, checkpoint=chosen, message=f"going on from {path}{how}")
 
 
 def _at_risk(spec: RLJobSpec, step: int) -> int:

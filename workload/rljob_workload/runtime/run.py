@@ -27,6 +27,9 @@ from rljob_workload.runtime.stop import CTRL_C, INTERRUPTED_STATUS, StoppedError
 
 log = logging.getLogger("rljob.driver")
 
+#: Ends that somebody asked for, now or in the spec: no errors in a log.
+_ASKED_FOR = frozenset({ExitCode.STOPPED, ExitCode.DEADLINE})
+
 #: Connects to Ray or starts it; returns the daemons (name: pid) that must live as long as the run.
 StartRay = Callable[[], Mapping[str, int]]
 
@@ -254,7 +257,7 @@ def _failed(progress: Progress, code: ExitCode, message: str, stop: StopSignal |
     progress.update(phase="Failed", failed=Failed(exit_code=int(code), message=message[:2048]))
     status = _status(stop, int(code)) if stop is not None else int(code)
     said = "exit code" if status == code else f"exit status {status}, in the report"
-    log.error("%s %s: %s", said, describe(int(code)), message)
+    log.log(logging.WARNING if code in _ASKED_FOR else logging.ERROR, "%s %s: %s", said, describe(int(code)), message)
     return status
 
 

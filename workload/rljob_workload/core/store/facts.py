@@ -102,8 +102,11 @@ def compare(saved: Facts, spec: RLJobSpec, step: int, model: ModelFacts | None =
     """What the spec makes of a checkpoint with these facts, at this step. A fact that was not saved is not compared."""
     wanted = facts_of(spec, model)
     changed = {path: (saved[path], wanted[path]) for path in wanted if path in saved and saved[path] != wanted[path]}
-    differs = [
-        _line(path, *values) for path, values in changed.items() if path.startswith((SHAPE, DETAILS)) or path in _OTHER_MODEL
+    differs = [_line(path, *values) for path, values in changed.items() if path.startswith(SHAPE) or path in _OTHER_MODEL]
+    differs += [
+        f"{path}: checkpoint has {_shown(had)}, the model that spec.model names has {_shown(has)}; name the one it began with"
+        for path, (had, has) in changed.items()
+        if path.startswith(DETAILS)
     ]
     if spec.data.on_change == "Refuse":
         differs += [
