@@ -12,7 +12,7 @@ from typing import Any
 from .names import MAX_NAME_LENGTH
 from .rule import Clause, Rule
 from .rules import NAME_PATTERN, NAME_RULE, RULES
-from .transitions import shape_validations, sizes_validation
+from .transitions import shape_validations, sizes_validations
 
 
 def spec_validations(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ def same(path: str, schema: Mapping[str, Any]) -> str:
 
 
 def root_validations() -> list[dict[str, Any]]:
-    """The two rules at the root: both pass on every write of the status. The name's is never to be tightened."""
+    """The rules at the root: name and sizes, which pass on every write of the status. The name's is never to be tightened."""
     name = {
         "rule": f"self.metadata.name.size() <= {MAX_NAME_LENGTH} && self.metadata.name.matches('{NAME_PATTERN}')",
         "messageExpression": (
@@ -64,4 +64,4 @@ def root_validations() -> list[dict[str, Any]]:
         "reason": "FieldValueInvalid",
         "fieldPath": ".metadata.name",
     }
-    return [name, sizes_validation()]
+    return [name, *sizes_validations()]
