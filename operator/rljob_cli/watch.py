@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import posixpath
 import shlex
 import sys
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rljob_api import names
-from rljob_api.reasons import STALLED, STATE_RUNNING, ConditionType
+from rljob_api.reasons import STALLED, STATE_PROVISIONING, STATE_RUNNING, ConditionType
 
 from .errors import UserError
 
@@ -62,9 +63,11 @@ def events(namespace: str | None, name: str, timeout: float | None) -> Iterator[
 
     deadline = None if timeout is None else time.monotonic() + timeout
     try:
-        config.load_kube_config()
+        # Named, since the client has read the variable when it was imported.
+        path = os.environ.get("KUBECONFIG") or None
+        config.load_kube_config(path)
         if namespace is None:
-            namespace = config.list_kube_config_contexts()[1]["context"].get("namespace", "default")
+            namespace = config.list_kube_config_contexts(path)[1]["context"].get("namespace", "default")
     except (ConfigException, yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError, OSError) as error:
         # The client lets whatever a malformed kubeconfig runs into come through.
         detail = " ".join(str(error).split()) or type(error).__name__
@@ -147,6 +150,10 @@ def state(job: dict[str, Any]) -> str:
     return reason
 
 
+_TOLD_ELSEWHERE = (STATE_RUNNING.name, STATE_PROVISIONING.name)
+"""States of Succeeded whose message is that of another line: of the numbers, and of ClusterReady."""
+
+
 class Story:
     """What the conditions say of why a job moves or does not, each thing once: lines beside those of the numbers."""
 
@@ -178,7 +185,7 @@ def _tells(kind: ConditionType, found: dict[str, Any]) -> bool:
         case ConditionType.PROGRESSING:
             return found.get("reason") == STALLED.name
         case ConditionType.SUCCEEDED:
-            return found.get("status") == "Unknown" and found.get("reason") != STATE_RUNNING.name
+            return found.get("status") == "Unknown" and found.get("reason") not in _TOLD_ELSEWHERE
     return bool(found)
 
 

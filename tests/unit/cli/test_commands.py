@@ -151,11 +151,14 @@ def test_watch_says_once_what_a_job_waits_for_and_again_when_that_changes() -> N
     short = told("ClusterReady", "False", "PodsPending", "1 of 2 pods are ready; Unschedulable: Insufficient cpu")
     assert story.news(watched(summary, short)) == [
         "ClusterReady=False PodsPending: 1 of 2 pods are ready; Unschedulable: Insufficient cpu",
-        "Succeeded=Unknown Provisioning: waiting for pods",
     ]
     assert story.news(watched(summary, short)) == []
     ready = told("ClusterReady", "True", "AllPodsReady", "all 2 pods are ready")
-    assert story.news(watched(summary, ready)) == ["ClusterReady=True AllPodsReady: all 2 pods are ready"]
+    starting = told("Succeeded", "Unknown", "Starting", "the driver is starting")
+    assert story.news(watched(starting, ready)) == [
+        "ClusterReady=True AllPodsReady: all 2 pods are ready",
+        "Succeeded=Unknown Starting: the driver is starting",
+    ]
     assert story.news(watched(summary, short)) == [
         "ClusterReady=False PodsPending: 1 of 2 pods are ready; Unschedulable: Insufficient cpu"
     ]
@@ -189,7 +192,7 @@ def test_watch_gives_the_command_for_the_log_of_each_attempts_driver(below: str,
 
 def watch_rounds(monkeypatch: pytest.MonkeyPatch, rounds: list[list[int | Exception]]) -> list[bool]:
     """Let `events` see these rounds: versions of the job, and what breaks them. Returns for each whether the job was known."""
-    monkeypatch.setattr("kubernetes.config.load_kube_config", lambda: None)
+    monkeypatch.setattr("kubernetes.config.load_kube_config", lambda _path: None)
     monkeypatch.setattr(watch, "_PAUSE_SECONDS", 0.0)
     asked: list[bool] = []
 
