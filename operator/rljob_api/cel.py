@@ -56,11 +56,12 @@ def root_validations() -> list[dict[str, Any]]:
     name = {
         "rule": f"self.metadata.name.size() <= {MAX_NAME_LENGTH} && self.metadata.name.matches('{NAME_PATTERN}')",
         "messageExpression": (
-            "'metadata.name %s has %d characters; it has to start with a lower-case letter, hold only lower-case letters, "
+            "'%s has %d characters; it has to start with a lower-case letter, hold only lower-case letters, "
             f"digits and dashes, and have at most {MAX_NAME_LENGTH} characters'"
             ".format([self.metadata.name, self.metadata.name.size()])"
         ),
         "message": NAME_RULE.meaning,
         "reason": "FieldValueInvalid",
+        "fieldPath": ".metadata.name",
     }
     return [name, sizes_validation()]

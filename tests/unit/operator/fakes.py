@@ -242,8 +242,9 @@ class FakeCluster:
         if self.preflight and self.pods.get(mine, {}).get("status", {}).get("phase") != "Succeeded":
             raise BrokenError(f"{name} is created before its preflight has ended")
         alive = [one for one in self.pods if one != mine]
-        if alive or self.clusters:
-            raise BrokenError(f"{name} is created while {alive or list(self.clusters)} of another attempt exists")
+        ours = [one for one, obj in self.clusters.items() if obj["metadata"].get("ownerReferences")]
+        if alive or ours:
+            raise BrokenError(f"{name} is created while {alive or ours} of another attempt exists")
         if self.status().get("attempt") != int(name.rsplit("-", 1)[1]):
             raise BrokenError(f"{name} is created though status.attempt is {self.status().get('attempt')}")
         obj = copy.deepcopy(dict(manifest))
@@ -346,6 +347,7 @@ class FakeRay:
         self.swallow_answers = 0
         self.busy = 0
         self.saves: list[str] = []
+        self.logs_read = 0
         self.save_answer = SaveAnswer(accepted=True, saved=True, step=1)
 
     async def driver(self, job: Job) -> DriverAnswer:
@@ -380,6 +382,7 @@ class FakeRay:
         return self.save_answer if self.reachable else Unreachable("no route")
 
     async def last_report_in_logs(self, job: Job) -> ProgressReport | Unreachable:
+        self.logs_read += 1
         return self.logged.get(job.cluster_name) or Unreachable("no report in the driver's log")
 
     def end(self, cluster: str, status: str, code: int | None, message: str = "") -> None:

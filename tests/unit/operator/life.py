@@ -26,6 +26,7 @@ class Operator:
     def __init__(self, kube: FakeCluster, ray: FakeRay, *, preflight: bool = False) -> None:
         self.kube, self.ray = kube, ray
         kube.preflight = preflight
+        self.appeared = 0
         self.image = "example.test/rljob-operator:1" if preflight else ""
         self.restart()
 
@@ -40,7 +41,11 @@ class Operator:
             access=ACCESS,
             clock=lambda: self.kube.now,
             kuberay_present=self.kube.kuberay,
+            on_kuberay=self._kuberay_came,
         )
+
+    def _kuberay_came(self) -> None:
+        self.appeared += 1
 
     async def step(self, *, told: bool = True) -> float | None:
         """One pass; failures of requests are survived, as the service does."""

@@ -356,6 +356,19 @@ def test_a_volume_without_the_checkpoint_that_the_status_knows_is_not_started_ov
     assert "runs/default/copy/step-000050-t000001 of this run is not on the volume any more" in conditions["Succeeded"][2]
 
 
+def test_a_refusal_says_what_the_preflight_found_also_where_the_status_knows_a_checkpoint() -> None:
+    known = {"step": 50, "path": "runs/default/copy/step-000050-t000001"}
+    before = before_cluster(status=counted(2, checkpoint=known), pods=(preflight(found("Corrupt"), 2),))
+    assert outcome(before)[1]["CheckpointAvailable"][:2] == ("False", "Corrupt")
+
+
+def test_a_checkpoint_of_another_job_is_not_missed() -> None:
+    """It was begun with, before the run had its own; nobody promised to keep it."""
+    theirs = {"step": 50, "path": "runs/default/other/step-000050-t000001"}
+    before = before_cluster(status=counted(2, checkpoint=theirs), pods=(preflight(found("Fresh"), 2),))
+    assert kinds(decide(before)) == [CreateCluster]
+
+
 # ---- How it can fail ----
 
 

@@ -56,8 +56,8 @@ def test_a_step_and_a_save_are_only_reached_through_draining() -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(seed=st.integers(0, 2**32), waiters=st.integers(1, 6), units=st.integers(1, 40))
-def test_no_wake_up_is_lost_whoever_changes_things_and_whenever(seed: int, waiters: int, units: int) -> None:
+@given(seed=st.integers(0, 2**32), waiters=st.integers(1, 6), units=st.integers(1, 40), line=st.booleans())
+def test_no_wake_up_is_lost_whoever_changes_things_and_whenever(seed: int, waiters: int, units: int, line: bool) -> None:
     """Takers and a giver on one loop, a second giver in a thread: every unit is taken, and nobody sleeps beside one."""
     chance = random.Random(seed)
     monitor, stock, taken, given_away = Monitor(), 0, [], threading.Event()
@@ -71,7 +71,7 @@ def test_no_wake_up_is_lost_whoever_changes_things_and_whenever(seed: int, waite
         return False if given_away.is_set() else None
 
     async def taker(name: int) -> None:
-        while await monitor.first(take):
+        while await (monitor.first_in_line("a", take, 60.0) if line else monitor.first(take)):
             taken.append(name)
             for _ in range(chance.randrange(3)):
                 await asyncio.sleep(0)
@@ -120,3 +120,55 @@ async def test_a_wait_ends_at_its_deadline_and_leaves_nobody_behind() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert not monitor._waiters
+
+
+async def test_a_change_costs_one_look_however_many_wait_in_a_line() -> None:
+    monitor, stock, looks, found = Monitor(), 0, 0, list[int]()
+
+    def take() -> bool | None:
+        nonlocal stock, looks
+        looks += 1
+        if not stock:
+            return None
+        stock -= 1
+        return True
+
+    async def waiter(number: int) -> None:
+        assert await monitor.first_in_line("a", take, 30.0)
+        found.append(number)
+
+    tasks = [asyncio.create_task(waiter(number)) for number in range(900)]
+    await asyncio.sleep(0)
+    assert looks == 900
+    for _ in range(10):
+        with monitor.changing():
+            pass
+        await asyncio.sleep(0)
+    assert looks <= 910
+    looks = 0
+    with monitor.changing():
+        stock = 3
+    for _ in range(50):  # rounds of the event loop: each of the three passes the turn on
+        await asyncio.sleep(0)
+    assert found == [0, 1, 2], "who has waited longest is first"
+    assert looks <= 4
+    with monitor.changing():
+        stock = 900
+    await asyncio.wait_for(asyncio.gather(*tasks), 20)
+    assert not any(monitor._lines.values())
+
+
+async def test_who_leaves_a_line_takes_nobodys_turn_along() -> None:
+    """The first is woken, and gone before it looks; its turn passes on. One that waits in vain leaves too."""
+    monitor, stock = Monitor(), 0
+    tasks = [asyncio.create_task(monitor.first_in_line("a", lambda: stock or None, seconds)) for seconds in (30.0, 30.0, 0.01)]
+    await asyncio.sleep(0)
+    with monitor.changing():
+        stock = 1
+    tasks[0].cancel()
+    assert await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20) is not None
+    assert tasks[0].cancelled()
+    assert tasks[1].result() == 1
+    stock = 0
+    assert await monitor.first_in_line("a", lambda: stock or None, 0.01) is None
+    assert not any(monitor._lines.values())

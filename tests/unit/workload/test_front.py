@@ -267,6 +267,22 @@ async def test_strangers_who_hold_silent_connections_lock_nobody_out(server: Ser
             connection.close()
 
 
+async def test_who_is_hung_up_on_before_the_connection_came_about_is_hung_up_on(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a burst all connections are accepted, and only then the first of them is made."""
+    monkeypatch.setattr(wire, "MOST_CONNECTIONS", 1)
+    made = wire._Server(server.front._listeners._serving(0), 100)
+    first, second = made.connection(), made.connection()
+    ours, theirs = socket.socketpair()
+    loop = asyncio.get_running_loop()
+    await loop.connect_accepted_socket(lambda: first, theirs)
+    ours.setblocking(False)
+    assert await asyncio.wait_for(loop.sock_recv(ours, 1), 10) == b""
+    assert made._open == {second}
+    ours.close()
+
+
 async def test_answers_that_are_not_read_do_not_pile_up(server: Served) -> None:
     connection = connect(server)
     body = json.dumps({"prompt": ["123="] * 128, "logprobs": 1, "return_token_ids": True}).encode()
@@ -313,6 +329,71 @@ async def test_a_second_request_has_no_more_time_for_its_head_than_the_first(
     writer.write(b"dels HTTP/1.1\r\n")  # and never the rest of the second head
     await asyncio.wait_for(reader.read(), 10)  # its end
     writer.close()
+
+
+@pytest.mark.parametrize("kind", ["head", "body", "pieces"])
+async def test_a_head_that_was_begun_behind_a_running_request_has_no_more_time(
+    kind: str, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first bytes come with the request, or while that is answered; and then nothing more."""
+    monkeypatch.setattr(wire, "HEAD_SECONDS", 0.2)
+    server.engine.up = False
+    body = json.dumps({"prompt": "1="}).encode()
+    address = urlsplit(server.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    if kind == "pieces":
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        length = "Transfer-Encoding: chunked"
+    else:
+        length = f"Content-Length: {len(body)}"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n{length}\r\n\r\n".encode()
+    writer.write(head + body + b"GET /v1/mo" if kind == "head" else head)
+    if kind != "head":
+        await asyncio.sleep(0.05)
+        writer.write(body + b"GET /v1/mo")
+    await until(lambda: waiting(server) == 1)
+    await asyncio.sleep(0.4)  # the running request is nobody's silence
+    assert waiting(server) == 1
+    server.engine.up = True
+    assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n"), 10)
+    await asyncio.wait_for(reader.read(), 10)  # its end
+    writer.close()
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_a_connection_on_which_nothing_was_begun_may_idle(
+    together: bool, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "HEAD_SECONDS", 0.1)
+    body = json.dumps({"prompt": "1="}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {len(body)}\r\n\r\n"
+    address = urlsplit(server.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    for _ in range(2):
+        for part in (head.encode() + body,) if together else (head.encode(), body[:5], body[5:]):
+            writer.write(part)
+            await asyncio.sleep(0.02)
+        answer = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)).decode().lower()
+        assert answer.startswith("http/1.1 200 ok\r\n")
+        await reader.readexactly(int(answer.split("content-length: ")[1].split("\r\n")[0]))
+        await asyncio.sleep(0.3)
+    writer.close()
+
+
+async def test_who_asks_whether_to_send_the_body_is_told_at_once(server: Served) -> None:
+    """curl does with larger bodies, and waits a second for the word; a body that is not wanted is refused without it."""
+    address = urlsplit(server.url)
+    body = json.dumps({"prompt": "1="}).encode()
+    for length, token, status in ((len(body), TOKEN, b" 100 "), (2**40, TOKEN, b" 413 "), (len(body), "no", b" 401 ")):
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nExpect: 100-continue\r\n"
+        writer.write(f"{head}Content-Length: {length}\r\n\r\n".encode())
+        assert status in await asyncio.wait_for(reader.readuntil(b"\r\n"), 10)
+        if status == b" 100 ":
+            assert await reader.readline() == b"\r\n"
+            writer.write(body)
+            assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n"), 10)
+        writer.close()
 
 
 async def test_old_clients_and_those_that_want_to_close_are_answered_and_hung_up_on(server: Served) -> None:

@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+
+type _Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
 
 
 class Monitor:
@@ -19,7 +24,9 @@ class Monitor:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._changes = 0
-        self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
+        self._waiters: set[_Waiter] = set()
+        #: By name, who has waited longest first.
+        self._lines: defaultdict[str, dict[_Place, None]] = defaultdict(dict)
 
     def reading(self) -> AbstractContextManager[bool]:
         """Hold the lock to look."""
@@ -35,17 +42,12 @@ class Monitor:
                 self.notify()
 
     def notify(self) -> None:
-        """Have everybody look again. The lock must be held."""
+        """Have everybody look again, of a line its first. The lock must be held."""
         self._changes += 1
         waiters, self._waiters = self._waiters, set()
-        if not waiters:
-            return
-        own = asyncio._get_running_loop()
-        for loop, waiter in waiters:
-            if loop is own:
-                _wake(waiter)
-            else:  # writes to a pipe of that loop
-                loop.call_soon_threadsafe(_wake, waiter)
+        for line in self._lines.values():
+            waiters.update(place.waiter for place in islice(line, 1))
+        _wake_all(waiters)
 
     async def first[T](self, attempt: Callable[[], T | None], seconds: float | None = None) -> T | None:
         """The first result of `attempt` that is not None; None when there is none within so many seconds.
@@ -65,6 +67,34 @@ class Monitor:
             if left is not None and left <= 0:
                 return None
             await self.changed(seen, left)
+
+    async def first_in_line[T](self, line: str, attempt: Callable[[], T | None], seconds: float) -> T | None:
+        """As `first`, for many who ask the same thing: who has waited longest looks first, the next one when that one is gone.
+
+        So a change costs the same however many wait. It is right where nobody finds what the one before did not find.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        with self._lock:
+            if (result := attempt()) is not None:
+                self.notify()
+                return result
+            place = _Place((loop, loop.create_future()))
+            self._lines[line][place] = None
+        timer = loop.call_later(seconds, lambda: _wake(place.waiter[1]))
+        try:
+            while True:
+                await place.waiter[1]
+                with self._lock:
+                    result = attempt()
+                    if result is not None or loop.time() >= deadline:
+                        return result
+                    place.waiter = (loop, loop.create_future())
+        finally:
+            timer.cancel()
+            with self._lock:
+                del self._lines[line][place]
+                self.notify()  # the next one's turn, whether this one found something, waited in vain, or is gone
 
     @property
     def changes(self) -> int:
@@ -87,6 +117,22 @@ class Monitor:
                 timer.cancel()
             with self._lock:
                 self._waiters.discard((loop, waiter))
+
+
+@dataclass(eq=False, slots=True)
+class _Place:
+    """In a line; with a new future for each look."""
+
+    waiter: _Waiter
+
+
+def _wake_all(waiters: Iterable[_Waiter]) -> None:
+    own = asyncio._get_running_loop()
+    for loop, waiter in waiters:
+        if loop is own:
+            _wake(waiter)
+        elif not loop.is_closed():  # writes to a pipe of that loop
+            loop.call_soon_threadsafe(_wake, waiter)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

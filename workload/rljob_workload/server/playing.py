@@ -120,7 +120,7 @@ class Playing:
                 return []
             return agents.hand_out(most) or None
 
-        found = self._delivered(request, await self._monitor.first(look, wait) or [])
+        found = self._delivered(request, await self._monitor.first_in_line("rollouts", look, wait) or [])
         return answer({"rollouts": [self._described(one) for one in found], "over": agents.over})
 
     def _delivered(self, request: web.BaseRequest, found: list[AgentRollout]) -> list[AgentRollout]:

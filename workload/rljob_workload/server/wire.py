@@ -36,6 +36,10 @@ LEAST_BODY_LIMIT = 2**20
 #: Seconds that answers under way are given at the end.
 DRAIN_SECONDS = 2.0
 
+#: What ends a head, and a body in pieces.
+_HEAD_END = b"\r\n\r\n"
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
 #: Serves one request to a replica. Raises ApiError.
 Handler = Callable[[int, web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -185,17 +189,86 @@ class _Server(web.Server):
 class _Connection(web.RequestHandler):
     """A connection whose every head has a deadline, and whose client cannot fill the log."""
 
-    __slots__ = ()
+    __slots__ = ("_beyond",)
+
+    def __init__(self, *args: Any, **kw: Any) -> None:
+        super().__init__(*args, **kw)
+        #: Bytes came that may be the beginning of a head, behind all requests that are answered or wait.
+        self._beyond = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self._force_close:
+            transport.close()  # it was hung up on in the moment between being accepted and this one
 
     def data_received(self, data: bytes) -> None:
+        before = self._newest()
+        missing = before.missing if before else 0
         super().data_received(data)
-        if data and self._waiter is not None and not self._waiter.done() and isinstance(self._manager, _Server):
-            self._manager.owes_head(self)  # between two requests, and this was not a whole head
+        if not data:
+            return
+        newest = self._newest()
+        if newest is None and self._waiter is not None and not self._waiter.done():
+            self._owe_head()  # between two requests, and this was not a whole head
+        elif newest is None:
+            self._beyond = True
+        elif before is not None and newest.body is before.body:
+            self._beyond = not newest.ends_with(data, missing)
+        else:
+            self._beyond = not newest.ends_with(data, data.find(_HEAD_END) + len(_HEAD_END) + newest.length)
+
+    async def finish_response(self, *args: Any) -> tuple[web.StreamResponse, bool]:
+        """An answer; with the last one due, who has begun another head has to go on with it."""
+        finished = await super().finish_response(*args)
+        if self._beyond and not self._messages:
+            self._beyond = False
+            self._owe_head()
+        return finished
+
+    def _newest(self) -> _Incoming | None:
+        """The last request whose head is there and whose answer is not."""
+        if self._messages:
+            message, body = self._messages[-1]
+            return _Incoming(getattr(message, "headers", {}), body)
+        if (request := self._current_request) is not None:
+            return _Incoming(request.headers, request.content)
+        return None
+
+    def _owe_head(self) -> None:
+        if isinstance(self._manager, _Server):
+            self._manager.owes_head(self)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """What is not HTTP is the client's mistake, and no news."""
         clients = isinstance(kw.get("exc_info"), HttpProcessingError | web.RequestPayloadError)
         log.log(logging.DEBUG if clients else logging.ERROR, *args, **kw)
+
+
+class _Incoming:
+    """A request that is coming in: how much of its body is there."""
+
+    __slots__ = ("_headers", "body")
+
+    def __init__(self, headers: Mapping[str, str], body: Any) -> None:
+        self._headers = headers
+        self.body = body
+
+    @property
+    def length(self) -> int:
+        """Bytes of the body, as the client says; 0 for one in pieces."""
+        text = self._headers.get("Content-Length", "0")
+        return int(text) if text.isascii() and text.isdigit() else 0
+
+    @property
+    def missing(self) -> int:
+        """Bytes of the body that are not there."""
+        return 0 if self.body.is_eof() else self.length - int(self.body.total_bytes)
+
+    def ends_with(self, data: bytes, count: int) -> bool:
+        """Whether nothing came behind it; `count`: the bytes of this data that were its own, unless it is in pieces."""
+        if not self.body.is_eof():
+            return True
+        return data.endswith(_HEAD_END) if "Transfer-Encoding" in self._headers else len(data) == count
 
 
 class _Full(asyncio.Protocol):
@@ -243,6 +316,8 @@ async def _raw_body(request: web.BaseRequest, limit: int) -> bytes:
             if len(raw := request.content.read_nowait()) > limit:
                 raise web.HTTPRequestEntityTooLarge(limit)
             return raw
+        if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+            request.transport.write(_CONTINUE)  # curl waits a second for it before it sends a larger body
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()
     except TimeoutError:
