@@ -143,6 +143,13 @@ CHANGES: list[tuple[dict[str, Any], bool]] = [
 ]
 
 
+@pytest.mark.parametrize("path", ["algorithm.grpo.learningRate", "generation.temperature", "validation.stopAtReward"])
+async def test_a_number_that_is_none_is_refused_by_the_schema_alone(space: Space, spec: dict[str, Any], path: str) -> None:
+    said = await refusal(space, bend(spec, {path: "abc"}))
+    assert f'spec.{path}: Invalid value: "abc"' in said
+    assert said.count("Invalid value") == 1
+
+
 @pytest.mark.parametrize("suspended", [False, True])
 @pytest.mark.parametrize("attempt", [0, 2])
 async def test_a_change_is_judged_alike(space: Space, spec: dict[str, Any], attempt: int, suspended: bool) -> None:

@@ -64,6 +64,24 @@ async def test_a_finished_job_costs_no_request(operator: Operator, kube: FakeClu
     assert kube.requests == before
 
 
+async def test_a_finished_run_keeps_its_head_for_a_while_and_no_worker(
+    operator: Operator, kube: FakeCluster, ray: FakeRay
+) -> None:
+    kube.edit("copy", spec(ttlSecondsAfterFinished=600))
+    await operator.until_training()
+    ray.reports["copy-1"] = report(500, finished=FINISHED)
+    ray.end("copy-1", "SUCCEEDED", 0)
+    again = await operator.step()
+    assert (list(kube.pods), state(kube)) == (["copy-1-head"], "TargetReached")
+    assert again is not None
+    later(kube, again - 1)
+    await operator.step()
+    assert list(kube.clusters) == ["copy-1"]
+    later(kube, 1)
+    await operator.step()
+    assert (kube.clusters, kube.secrets, kube.condition("ClusterReady")["reason"]) == ({}, {}, "Deleted")
+
+
 async def test_an_invalid_job_costs_no_request_after_its_status(kube: FakeCluster, ray: FakeRay) -> None:
     kube.edit("copy", spec(generation__parallelism={"tensor": 2}))
     operator = Operator(kube, ray)
