@@ -98,7 +98,7 @@ class Case:
     def delete(self) -> None:
         """Delete the job, and wait until nothing of it is there; its record ends."""
         self._stop.set()
-        self.kubectl("delete", names.PLURAL, self.name, "--wait=true")
+        self.kubectl("delete", names.RESOURCE, self.name, "--wait=true")
         self.nothing_is_left()
 
     def close(self) -> None:
@@ -206,7 +206,7 @@ class Case:
     def everything(self) -> list[str]:
         """Kind and name of all that belongs to the job and could be left behind."""
         kinds = "rayclusters,pods,secrets"
-        if self.kubectl.find(names.PLURAL, self.name) is None:  # the policy of a run stays as long as its RLJob
+        if self.kubectl.find(names.RESOURCE, self.name) is None:  # the policy of a run stays as long as its RLJob
             kinds += ",networkpolicies"
         selector = f"{names.LABEL_JOB}={self.name}"
         found = self.kubectl("get", kinds, "-l", selector, "-o", "name").split()

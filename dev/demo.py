@@ -47,8 +47,8 @@ def must(*command: str, environment: dict[str, str] | None = None) -> None:
 
 def remove_earlier(kubectl: Kubectl) -> None:
     """Delete this demo's own job and claim of an earlier run, and wait until its pods are gone."""
-    if kubectl.find("crd", f"{names.PLURAL}.{names.GROUP}"):
-        kubectl("delete", names.PLURAL, JOB, "--ignore-not-found", "--wait=true")
+    if kubectl.find("crd", names.RESOURCE):
+        kubectl("delete", names.RESOURCE, JOB, "--ignore-not-found", "--wait=true")
     deadline = time.monotonic() + 90
     while pods := kubectl.pods(f"{names.LABEL_JOB}={JOB}"):
         if time.monotonic() > deadline:
@@ -126,7 +126,7 @@ def demo(timeout: float) -> int:
     watched = passthrough("rljob", "watch", JOB, "-n", "default", "--timeout", str(timeout), environment=environment)
     step(6, f"the end, {time.monotonic() - applied:.0f} s after kubectl apply: kubectl get rlj")
     print(kubectl("get", "rlj", JOB))
-    job = kubectl.json("get", "rlj", JOB)
+    job = kubectl.json("get", names.RESOURCE, JOB)
     print(conditions(job), flush=True)
     rows = metrics(kubectl) if watched == 0 else []
     if found := problems(job, rows):

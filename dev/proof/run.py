@@ -111,6 +111,8 @@ class ProofRun:
                 # At once, not at the end: the run must not be over before every moment was hit.
                 more += 1
                 pending.insert(0, moments.plan(self._draw, plan.aim))
+                if self._kills[-1].hit == Hit.START:  # there is no checkpoint yet: a life has to get further first
+                    pending.insert(0, moments.plan(self._draw, Hit.STEPS))
         missed = [str(aim) for aim in WANTED if sum(kill.hit == aim for kill in self._kills) < each]
         if missed:
             raise HarnessError(f"{more} more kills did not hit {each} times: {', '.join(missed)}")

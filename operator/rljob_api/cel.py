@@ -12,7 +12,7 @@ from typing import Any
 from .names import MAX_NAME_LENGTH
 from .rule import Clause, Rule
 from .rules import NAME_PATTERN, NAME_RULE, RULES
-from .transitions import shape_validations, sizes_validation
+from .transitions import shape_validations, sizes_validations
 
 
 def spec_validations(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -52,15 +52,16 @@ def same(path: str, schema: Mapping[str, Any]) -> str:
 
 
 def root_validations() -> list[dict[str, Any]]:
-    """The two rules at the root: both pass on every write of the status. The name's is never to be tightened."""
+    """The rules at the root: name and sizes, which pass on every write of the status. The name's is never to be tightened."""
     name = {
         "rule": f"self.metadata.name.size() <= {MAX_NAME_LENGTH} && self.metadata.name.matches('{NAME_PATTERN}')",
         "messageExpression": (
-            "'metadata.name %s has %d characters; it has to start with a lower-case letter, hold only lower-case letters, "
+            "'%s has %d characters; it has to start with a lower-case letter, hold only lower-case letters, "
             f"digits and dashes, and have at most {MAX_NAME_LENGTH} characters'"
             ".format([self.metadata.name, self.metadata.name.size()])"
         ),
         "message": NAME_RULE.meaning,
         "reason": "FieldValueInvalid",
+        "fieldPath": ".metadata.name",
     }
-    return [name, sizes_validation()]
+    return [name, *sizes_validations()]

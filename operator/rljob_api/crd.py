@@ -164,7 +164,7 @@ def custom_resource_definition() -> dict[str, Any]:
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {
-            "name": f"{names.PLURAL}.{names.GROUP}",
+            "name": names.RESOURCE,
             "labels": {"app.kubernetes.io/name": "rljob"},
         },
         "spec": {

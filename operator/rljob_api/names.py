@@ -9,6 +9,8 @@ KIND = "RLJob"
 PLURAL = "rljobs"
 SINGULAR = "rljob"
 SHORT = "rlj"
+RESOURCE = f"{PLURAL}.{GROUP}"
+"""For kubectl, and the CRD's name: another group may have a kind of that name too."""
 
 # A RayCluster's name may have 53 characters (KubeRay refuses longer ones without a status), and KubeRay appends to it.
 MAX_NAME_LENGTH = 40

@@ -115,20 +115,19 @@ def shape_validations() -> list[dict[str, Any]]:
     ]
 
 
-def sizes_validation() -> dict[str, Any]:
-    """The rule at the root of the object, where spec and status can be seen together.
+def sizes_validations() -> list[dict[str, Any]]:
+    """The rules at the root of the object, where spec and status can be seen together, one for each field.
 
-    It passes on every write of the status, and on every object that an older version let in: there the spec is as before.
+    They pass on every write of the status, and on every object that an older version let in: there the spec is as before.
     """
-    unchanged = " && ".join(_same(path, ".spec") for path in FROZEN_WHILE_RUNNING)
-    first = quoted(f"spec.{FROZEN_WHILE_RUNNING[-1]}")
-    for path in reversed(FROZEN_WHILE_RUNNING[:-1]):
-        first = f"(!{_same(path, '.spec')} ? {quoted(f'spec.{path}')} : {first})"
-    text = quoted("%s " + _SIZES_ADVICE.format(attempt="%d"))
-    return {
-        "rule": f"!has(oldSelf.status) || oldSelf.status.attempt == 0 || oldSelf.spec.suspend || ({unchanged})",
-        "messageExpression": f"{text}.format([{first}, oldSelf.status.attempt])",
-        "message": SIZES_RULE.meaning,
-        "reason": "FieldValueForbidden",
-        "fieldPath": ".spec",
-    }
+    text = quoted(_SIZES_ADVICE.format(attempt="%d"))
+    return [
+        {
+            "rule": f"!has(oldSelf.status) || oldSelf.status.attempt == 0 || oldSelf.spec.suspend || {_same(path, '.spec')}",
+            "messageExpression": f"{text}.format([oldSelf.status.attempt])",
+            "message": SIZES_RULE.meaning,
+            "reason": "FieldValueForbidden",
+            "fieldPath": f".spec.{path}",
+        }
+        for path in FROZEN_WHILE_RUNNING
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import posixpath
 import shlex
 import sys
@@ -15,9 +16,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rljob_api import names
-from rljob_api.reasons import STALLED, STATE_RUNNING, ConditionType
+from rljob_api.reasons import STALLED, STATE_PROVISIONING, STATE_RUNNING, ConditionType
 
 from .errors import UserError
+
+_ROUND_SECONDS = 30
+_PAUSE_SECONDS = 2.0
+_PATIENCE_SECONDS = 60.0
+"""How long a cluster that has answered before may be silent: its API server is being upgraded, say."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -51,55 +57,76 @@ def events(namespace: str | None, name: str, timeout: float | None) -> Iterator[
     """The job now and after each change. Raises UserError for no cluster, no CRD, no such job, deletion, or time over."""
     # The client takes 0.5 s to import, which the other commands need not wait for.
     import urllib3
-    from kubernetes import client, config, watch
+    from kubernetes import config
     from kubernetes.client.exceptions import ApiException
     from kubernetes.config.config_exception import ConfigException
 
     deadline = None if timeout is None else time.monotonic() + timeout
     try:
-        config.load_kube_config()
+        # Named, since the client has read the variable when it was imported.
+        path = os.environ.get("KUBECONFIG") or None
+        config.load_kube_config(path)
         if namespace is None:
-            namespace = config.list_kube_config_contexts()[1]["context"].get("namespace", "default")
+            namespace = config.list_kube_config_contexts(path)[1]["context"].get("namespace", "default")
     except (ConfigException, yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError, OSError) as error:
         # The client lets whatever a malformed kubeconfig runs into come through.
         detail = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"no cluster configured: {detail}; set KUBECONFIG (`make cluster-up` starts a cluster here)") from None
+    version, silent_since = "", None
+    while deadline is None or time.monotonic() < deadline:
+        try:
+            for job in _round(namespace, name, deadline, known=bool(version)):
+                silent_since = None
+                if job["metadata"]["resourceVersion"] != version:
+                    version = job["metadata"]["resourceVersion"]
+                    yield job
+        except (ApiException, urllib3.exceptions.HTTPError) as error:
+            silent_since = silent_since or time.monotonic()
+            if not version or not _passes(error) or time.monotonic() - silent_since > _PATIENCE_SECONDS:
+                raise UserError(_explain(error, name)) from None
+            time.sleep(_PAUSE_SECONDS)
+    raise UserError(f"RLJob {name} has not ended after {timeout:g} s")
+
+
+def _round(namespace: str, name: str, deadline: float | None, *, known: bool) -> Iterator[dict[str, Any]]:
+    """The job as it is, then its changes for a while. A listing begins each round: a watch alone can be too old (410)."""
+    from kubernetes import client, watch
+
     api = client.CustomObjectsApi()
     where = (names.GROUP, names.VERSION, namespace, names.PLURAL)
-    try:
-        listing: Any = api.list_namespaced_custom_object(*where, field_selector=f"metadata.name={name}", _request_timeout=10)
-        if not listing["items"]:
-            raise UserError(f"no RLJob {name} in namespace {namespace}; `kubectl get rlj -A` lists all")
-        yield listing["items"][0]
-        version = listing["metadata"]["resourceVersion"]
-        while deadline is None or time.monotonic() < deadline:
-            stream = watch.Watch().stream(
-                api.list_namespaced_custom_object,
-                *where,
-                field_selector=f"metadata.name={name}",
-                resource_version=version,
-                timeout_seconds=30 if deadline is None else max(1, min(30, int(deadline - time.monotonic()))),
-            )
-            for event in stream:
-                version = event["object"]["metadata"]["resourceVersion"]
-                if event["type"] == "DELETED":
-                    raise UserError(f"RLJob {name} was deleted")
-                yield event["object"]
-        raise UserError(f"RLJob {name} has not ended after {timeout:g} s")
-    except ApiException as error:
-        raise UserError(_explain(error, name)) from None
-    except urllib3.exceptions.HTTPError as error:
-        raise UserError(f"the cluster does not answer: {error}; is it up? (`make cluster-status`)") from None
+    listing: Any = api.list_namespaced_custom_object(*where, field_selector=f"metadata.name={name}", _request_timeout=10)
+    if not listing["items"]:
+        found = "was deleted" if known else f"is not in namespace {namespace}; `kubectl get rlj -A` lists all"
+        raise UserError(f"RLJob {name} {found}")
+    yield listing["items"][0]
+    stream = watch.Watch().stream(
+        api.list_namespaced_custom_object,
+        *where,
+        field_selector=f"metadata.name={name}",
+        resource_version=listing["metadata"]["resourceVersion"],
+        timeout_seconds=_ROUND_SECONDS if deadline is None else max(1, min(_ROUND_SECONDS, int(deadline - time.monotonic()))),
+        _request_timeout=(10, _ROUND_SECONDS + 15),
+    )
+    for event in stream:
+        if event["type"] == "DELETED":
+            raise UserError(f"RLJob {name} was deleted")
+        yield event["object"]
+
+
+def _passes(error: Any) -> bool:
+    """Whether the cluster may answer again by itself: no connection, a watch that is too old, or it is busy or starting."""
+    status = getattr(error, "status", None)
+    return status is None or status in (410, 429) or status >= 500
 
 
 def _explain(error: Any, name: str) -> str:
-    match error.status:
+    match getattr(error, "status", None):
+        case None:
+            return f"the cluster does not answer: {error}; is it up? (`make cluster-status`)"
         case 404:
             return "the cluster does not know RLJob; install it with `helm install rljob charts/rljob`"
         case 401 | 403:
             return f"not allowed to read RLJob {name}: {error.reason}"
-        case 410:
-            return f"the cluster dropped the watch on {name}; run the command again"
         case _:
             return f"the cluster answered {error.status} {error.reason}"
 
@@ -121,6 +148,10 @@ def state(job: dict[str, Any]) -> str:
     if reason == STATE_RUNNING.name:
         return f"{reason} ({condition(job, ConditionType.PROGRESSING).get('message', '')})"
     return reason
+
+
+_TOLD_ELSEWHERE = (STATE_RUNNING.name, STATE_PROVISIONING.name)
+"""States of Succeeded whose message is that of another line: of the numbers, and of ClusterReady."""
 
 
 class Story:
@@ -154,7 +185,7 @@ def _tells(kind: ConditionType, found: dict[str, Any]) -> bool:
         case ConditionType.PROGRESSING:
             return found.get("reason") == STALLED.name
         case ConditionType.SUCCEEDED:
-            return found.get("status") == "Unknown" and found.get("reason") != STATE_RUNNING.name
+            return found.get("status") == "Unknown" and found.get("reason") not in _TOLD_ELSEWHERE
     return bool(found)
 
 

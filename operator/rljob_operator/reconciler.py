@@ -240,7 +240,7 @@ class Reconciler:
         objects = list(await self._kube.list_clusters(job.namespace, f"{names.LABEL_JOB}={job.name}"))
         if job.status.attempt and all(obj["metadata"]["name"] != job.cluster_name for obj in objects):
             last = await self._kube.get_cluster(job.namespace, job.cluster_name)
-            objects += [] if last is None else [last]
+            objects += [] if last is None or stranger(last, job.uid) else [last]  # a stranger's name is not asked for again
         return tuple(read_cluster(obj) for obj in objects)
 
     async def _kuberay_present(self) -> bool:

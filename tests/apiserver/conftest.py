@@ -45,7 +45,7 @@ def environment() -> Iterator[dict[str, str]]:
         found = cluster_environment()
         kubectl = Kubectl(found, "rljob-system")
         kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", given=yaml.safe_dump(custom_resource_definition()))
-        crd = f"crd/{names.PLURAL}.{names.GROUP}"
+        crd = f"crd/{names.RESOURCE}"
         kubectl("wait", "--for=condition=Established", crd, "--timeout=30s")
         deployment = kubectl.find("deployment", "rljob")
     except CommandError as error:

@@ -42,7 +42,7 @@ def free_the_node(environment: dict[str, str]) -> None:
     if environment.get("KUBECONFIG") != EMBEDDED:
         return
     everywhere = Kubectl(environment)
-    for job in everywhere.json("get", names.PLURAL, "--all-namespaces")["items"]:
+    for job in everywhere.json("get", names.RESOURCE, "--all-namespaces")["items"]:
         metadata, cluster = job["metadata"], job.get("status", {}).get("rayClusterName")
         if not cluster:
             continue

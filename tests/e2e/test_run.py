@@ -48,9 +48,11 @@ def test_an_applied_job_trains_to_its_target_though_the_operator_is_killed(kubec
     assert (status["attempt"], status["restarts"], status["prompts"]["skipped"]) == (1, 0, 0)
     assert PromptCounts.model_validate(status["prompts"]).adds_up()
     kubectl("wait", "--for=condition=Succeeded", "rlj/copy", "--timeout=10s")
-    story = kubectl("describe", "rlj", "copy").partition("Events:")[2]
-    told = ("AttemptStarted", "DriverSubmitted", "TargetReached")
-    assert re.search(".*".join(told), story, re.DOTALL), story
+    told = re.compile("Events:.*AttemptStarted.*DriverSubmitted.*TargetReached", re.DOTALL)
+    deadline = time.monotonic() + 30  # the last event comes after the status
+    while not told.search(story := kubectl("describe", "rlj", "copy")):
+        assert time.monotonic() < deadline, story
+        time.sleep(0.5)
     assert condition(job, ConditionType.PROMPTS_SKIPPED)["reason"] == "None"
     assert not {pod["metadata"]["name"] for pod in system.pods("app.kubernetes.io/name=rljob")} & operators
 

@@ -82,5 +82,5 @@ def test_deleted_in_training_has_saved_first(make_case: Callable[..., Case]) -> 
 @pytest.mark.parametrize("phase", PHASES, ids=lambda one: one.__name__)
 def test_deleted_while(case: Case, phase: Callable[[Case], None]) -> None:
     phase(case)
-    case.kubectl("delete", names.PLURAL, case.name, "--wait=true")
+    case.kubectl("delete", names.RESOURCE, case.name, "--wait=true")
     case.nothing_is_left(120)

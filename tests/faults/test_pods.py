@@ -152,6 +152,18 @@ def test_image_that_does_not_exist(case: Case) -> None:
     case.nothing_is_left()
 
 
+@pytest.mark.slow
+def test_image_corrected_before_it_was_pulled(case: Case) -> None:
+    """The edit is taken at once: no deadline is waited out, and no restart is used up."""
+    case.apply(trainer__image="localhost/no-such-image:dev", algorithm__grpo__steps=10, failurePolicy={"maxRestarts": 0})
+    case.until(lambda job: "localhost/no-such-image:dev" in str(job.get("status")), "the pull error")
+    case.apply(algorithm__grpo__steps=10, failurePolicy={"maxRestarts": 0})
+    job = case.ends()
+    case.passed("attempt=1", "Succeeded=Unknown/Restarting", "attempt=2", "Succeeded=True/Completed")
+    assert "lastFailure" not in job["status"]
+    lossless(job, 2, 0, 10)
+
+
 def test_unschedulable(case: Case) -> None:
     case.apply(
         trainer__resources={"cpu": "512", "memory": "3Gi"},

@@ -81,13 +81,13 @@ def suspended(case: Case) -> Job:
     """Bring a run to rest with a checkpoint: suspending saves first."""
     case.apply(algorithm__grpo__steps=100_000)
     case.reaches(SHORT)
-    case.kubectl("patch", "rlj", case.name, "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    case.kubectl("patch", names.RESOURCE, case.name, "--type=merge", "-p", '{"spec": {"suspend": true}}')
     case.shows(ConditionType.SUSPENDED, "SuspendedByUser")
     return case.until(lambda job: bool(job.get("status", {}).get("checkpoint")), "a checkpoint")
 
 
 def resume(case: Case) -> None:
-    case.kubectl("patch", "rlj", case.name, "--type=merge", "-p", '{"spec": {"suspend": false}}')
+    case.kubectl("patch", names.RESOURCE, case.name, "--type=merge", "-p", '{"spec": {"suspend": false}}')
 
 
 def test_newest_checkpoint_truncated(case: Case, hand: Hand) -> None:
@@ -205,7 +205,7 @@ def small_volume(kubectl: Kubectl) -> Iterator[Callable[[str], None]]:
 
     yield size
     if mounted:
-        kubectl("delete", "rlj", "--all", "--wait=true")
+        kubectl("delete", names.RESOURCE, "--all", "--wait=true")
         kubectl("delete", "pods", "--all", "--wait=true")
         kubectl("delete", "pvc", CLAIM, "--wait=true")
         kubectl("delete", "pv", name, "--wait=true")

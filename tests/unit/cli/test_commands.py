@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
 import yaml
+from kubernetes.client.exceptions import ApiException
 
+from rljob_cli import watch
+from rljob_cli.errors import UserError
 from rljob_cli.files import apply_settings
 from rljob_cli.main import main
-from rljob_cli.watch import Story, describe, ended, state
+from rljob_cli.watch import Story, describe, ended, events, state
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/copy.yaml"
 
@@ -146,11 +151,14 @@ def test_watch_says_once_what_a_job_waits_for_and_again_when_that_changes() -> N
     short = told("ClusterReady", "False", "PodsPending", "1 of 2 pods are ready; Unschedulable: Insufficient cpu")
     assert story.news(watched(summary, short)) == [
         "ClusterReady=False PodsPending: 1 of 2 pods are ready; Unschedulable: Insufficient cpu",
-        "Succeeded=Unknown Provisioning: waiting for pods",
     ]
     assert story.news(watched(summary, short)) == []
     ready = told("ClusterReady", "True", "AllPodsReady", "all 2 pods are ready")
-    assert story.news(watched(summary, ready)) == ["ClusterReady=True AllPodsReady: all 2 pods are ready"]
+    starting = told("Succeeded", "Unknown", "Starting", "the driver is starting")
+    assert story.news(watched(starting, ready)) == [
+        "ClusterReady=True AllPodsReady: all 2 pods are ready",
+        "Succeeded=Unknown Starting: the driver is starting",
+    ]
     assert story.news(watched(summary, short)) == [
         "ClusterReady=False PodsPending: 1 of 2 pods are ready; Unschedulable: Insufficient cpu"
     ]
@@ -180,3 +188,58 @@ def test_watch_gives_the_command_for_the_log_of_each_attempts_driver(below: str,
     job["status"] |= {"attempt": 3, "rayClusterName": "copy-3"}
     assert "service/copy-3-head-svc" in story.news(job)[0]
     assert Story().news(watched(told("DriverRunning", "False", "Exited", "copy-2 ended"), rayClusterName="copy-2")) == []
+
+
+def watch_rounds(monkeypatch: pytest.MonkeyPatch, rounds: list[list[int | Exception]]) -> list[bool]:
+    """Let `events` see these rounds: versions of the job, and what breaks them. Returns for each whether the job was known."""
+    monkeypatch.setattr("kubernetes.config.load_kube_config", lambda _path: None)
+    monkeypatch.setattr(watch, "_PAUSE_SECONDS", 0.0)
+    asked: list[bool] = []
+
+    def one(_namespace: str, _name: str, _deadline: float | None, *, known: bool) -> Iterator[dict[str, Any]]:
+        asked.append(known)
+        for step in rounds[len(asked) - 1]:
+            if isinstance(step, Exception):
+                raise step
+            yield {"metadata": {"resourceVersion": str(step)}}
+
+    monkeypatch.setattr(watch, "_round", one)
+    return asked
+
+
+def test_watch_endures_a_cluster_that_drops_its_watch_or_is_away_and_tells_no_change_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = watch_rounds(
+        monkeypatch,
+        [
+            [1, 2, ApiException(status=410, reason="Expired")],
+            [urllib3.exceptions.ProtocolError("refused")],
+            [ApiException(status=503, reason="starting")],
+            [2, 3],
+            [3, UserError("RLJob copy was deleted")],
+        ],
+    )
+    following = events("lab", "copy", None)
+    assert [next(following)["metadata"]["resourceVersion"] for _ in range(3)] == ["1", "2", "3"]
+    with pytest.raises(UserError, match="was deleted"):
+        next(following)
+    assert asked == [False, True, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "words"),
+    [
+        ([[urllib3.exceptions.ProtocolError("refused")]], "the cluster does not answer: refused"),
+        ([[1], [ApiException(status=403, reason="Forbidden")]], "not allowed to read RLJob copy"),
+        ([[1], [ApiException(status=503, reason="down")]], "the cluster answered 503 down"),
+    ],
+    ids=["never answered", "not allowed", "away for too long"],
+)
+def test_watch_ends_where_waiting_is_of_no_use(
+    monkeypatch: pytest.MonkeyPatch, rounds: list[list[int | Exception]], words: str
+) -> None:
+    watch_rounds(monkeypatch, rounds)
+    monkeypatch.setattr(watch, "_PATIENCE_SECONDS", -1.0)
+    with pytest.raises(UserError, match=words):
+        list(events("lab", "copy", None))

@@ -242,8 +242,9 @@ class FakeCluster:
         if self.preflight and self.pods.get(mine, {}).get("status", {}).get("phase") != "Succeeded":
             raise BrokenError(f"{name} is created before its preflight has ended")
         alive = [one for one in self.pods if one != mine]
-        if alive or self.clusters:
-            raise BrokenError(f"{name} is created while {alive or list(self.clusters)} of another attempt exists")
+        ours = [one for one, obj in self.clusters.items() if obj["metadata"].get("ownerReferences")]
+        if alive or ours:
+            raise BrokenError(f"{name} is created while {alive or ours} of another attempt exists")
         if self.status().get("attempt") != int(name.rsplit("-", 1)[1]):
             raise BrokenError(f"{name} is created though status.attempt is {self.status().get('attempt')}")
         obj = copy.deepcopy(dict(manifest))

@@ -268,3 +268,20 @@ def test_a_cluster_that_a_queue_holds_back_waits_and_says_so() -> None:
     plan, conditions = outcome(world(60, clusters=(held,), pods=()))
     assert plan.actions == ()
     assert "RayCluster copy-1 is suspended by someone else" in conditions["ClusterReady"][2]
+
+
+async def test_somebody_elses_cluster_of_the_last_attempts_name_holds_the_next_one_up_no_more(
+    kube: FakeCluster, ray: FakeRay
+) -> None:
+    theirs = {"metadata": {"name": "copy-1", "namespace": "default", "uid": "theirs", "labels": {}}, "spec": {}}
+    operator = Operator(kube, ray)
+    await operator.count()
+    kube.clusters["copy-1"] = kube._new(theirs)
+    await operator.step()
+    later(kube, 700)
+    await operator.step()
+    assert kube.status()["lastFailure"]["reason"] == "ProvisioningDeadlineExceeded"
+    later(kube, 60)
+    await operator.step()
+    assert kube.status()["attempt"] == 2
+    assert "copy-1" in kube.clusters

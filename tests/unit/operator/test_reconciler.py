@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from rljob_api.progress import CheckpointInfo
 from rljob_operator.api import ApiError
 
@@ -60,6 +62,24 @@ async def test_a_finished_job_costs_no_request(operator: Operator, kube: FakeClu
     before = kube.requests
     assert await operator.step() is None
     assert kube.requests == before
+
+
+async def test_a_finished_run_keeps_its_head_for_a_while_and_no_worker(
+    operator: Operator, kube: FakeCluster, ray: FakeRay
+) -> None:
+    kube.edit("copy", spec(ttlSecondsAfterFinished=600))
+    await operator.until_training()
+    ray.reports["copy-1"] = report(500, finished=FINISHED)
+    ray.end("copy-1", "SUCCEEDED", 0)
+    again = await operator.step()
+    assert (list(kube.pods), state(kube)) == (["copy-1-head"], "TargetReached")
+    assert again is not None
+    later(kube, again - 1)
+    await operator.step()
+    assert list(kube.clusters) == ["copy-1"]
+    later(kube, 1)
+    await operator.step()
+    assert (kube.clusters, kube.secrets, kube.condition("ClusterReady")["reason"]) == ({}, {}, "Deleted")
 
 
 async def test_an_invalid_job_costs_no_request_after_its_status(kube: FakeCluster, ray: FakeRay) -> None:
@@ -208,6 +228,29 @@ async def test_a_refused_cluster_shows_and_recovers(operator: Operator, kube: Fa
     kube.refuse_create = None
     await operator.step()
     assert list(kube.clusters) == ["copy-1"]
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_server_that_cannot_answer_refuses_nothing(
+    operator: Operator, kube: FakeCluster, ray: FakeRay, status: int
+) -> None:
+    kube.refuse_create = ApiError(status, "Busy", "try again", "POST")
+    for _ in range(3):
+        await operator.step()
+    assert kube.condition("ClusterReady")["reason"] == "NotCreated"
+    kube.refuse_create = None
+    await operator.step()
+    assert list(kube.clusters) == ["copy-1"]
+
+
+async def test_nothing_is_made_for_a_job_that_was_deleted_unseen(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:
+    kube.refuse_create = ApiError(403, "Forbidden", "exceeded quota: pods", "POST")
+    for _ in range(3):
+        await operator.step()
+    del kube.jobs["copy"]
+    kube.refuse_create = None
+    assert await operator.step(told=False) == 0
+    assert (await operator.step(told=False), kube.clusters) == (None, {})
 
 
 async def test_somebody_elses_cluster_of_that_name_is_not_touched(operator: Operator, kube: FakeCluster, ray: FakeRay) -> None:
