@@ -170,8 +170,8 @@ def test_memory_that_a_writer_still_reads_is_not_taken_for_the_next_save(
     loop.engine.suspend()
     saver = weights.Saver(loop.policy, None)
     staged = saver.stage(tmp_path / "a")
-    ((_, save),) = [saver._pending or ()]
-    saver._pending = None
+    assert saver._pending is not None
+    (_, save), saver._pending = saver._pending, None
     loop.engine.resume(loop.policy.version)
     loop.step()
     with pytest.raises(WeightsError, match="are still being written"):
