@@ -27,7 +27,9 @@ log = logging.getLogger("rljob.reconciler")
 
 _EVENT_SECONDS = 10.0
 _GAP_SECONDS = 60.0
+_STARTUP_SECONDS = 60.0
 _NOT_SCHEDULED = "FailedScheduling"
+_NOT_READY = "Unhealthy"
 _WAITS_FOR_POD = "WaitForFirstConsumer"
 _TELLING = frozenset({"DeletedHeadPod", "DeletedWorkerPod"})
 
@@ -299,7 +301,10 @@ class Reconciler:
         silent = next((one for one in world.pods_of(cluster.name) if not one.ready and not one.trouble), None)
         if silent is not None and not any(one.trouble for one in world.pods_of(cluster.name)):
             told = await self._kube.events_of(world.job.namespace, "Pod", silent.uid)  # a volume that can't be mounted
-            events += [one for one in told if one.get("reason") != _NOT_SCHEDULED]  # it was, or the pod would say so
+            over = {_NOT_SCHEDULED}  # it was, or the pod would say so
+            if _is_recent(world, cluster.created, _STARTUP_SECONDS):
+                over.add(_NOT_READY)  # every pod is asked before it can answer
+            events += [one for one in told if one.get("reason") not in over]
         return self._warned(world, notes, events)
 
     async def _observe_preflight(self, world: World, notes: Notes) -> World:

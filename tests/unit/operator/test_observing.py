@@ -58,6 +58,21 @@ async def test_the_newest_event_of_an_unbound_claim_decides(kube: FakeCluster, r
     assert kube.status()["attempt"] == 1
 
 
+async def test_a_pod_that_can_not_answer_its_probe_yet_is_no_trouble_until_it_should(
+    operator: Operator, kube: FakeCluster, ray: FakeRay
+) -> None:
+    await operator.step()
+    kube.kuberay_makes_pods()
+    refused = event(5, "Unhealthy", "Readiness probe failed: connection refused")
+    kube.kube_events = [refused | {"involvedObject": {"uid": "copy-1-head"}}]
+    later(kube, 20)
+    await operator.step()
+    assert kube.condition("ClusterReady")["message"] == "0 of 2 pods are ready"
+    later(kube, 60)
+    await operator.step()
+    assert "connection refused" in kube.condition("ClusterReady")["message"]
+
+
 async def test_kuberay_is_looked_for_until_it_is_there(kube: FakeCluster, ray: FakeRay) -> None:
     kube.kuberay = False
     operator = Operator(kube, ray)
