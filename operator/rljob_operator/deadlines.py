@@ -21,7 +21,8 @@ _SILENT_SECONDS = 30.0
 
 def overdue(world: World, cluster: Cluster, deadlines: Deadlines) -> Failure | None:
     """What of this attempt should have happened by now."""
-    if cluster.provisioned is None:
+    there = sum(pod.ready and pod.runs for pod in world.pods_of(cluster.name))
+    if cluster.provisioned is None or (there < cluster.wanted and not world.begun):
         return provisioning_overdue(world, deadlines, pods_detail(world, cluster))
     step = last_step(world)
     if step is None:

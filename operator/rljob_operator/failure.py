@@ -51,8 +51,9 @@ def _pods_lost(world: World, cluster: Cluster) -> Failure | None:
     exit_code = world.driver.exit_code if isinstance(world.driver, Driver) else None
     if cluster.deleting:
         return Failure("HeadLost", f"RayCluster {cluster.name} is being deleted by someone else", exit_code, lost="head")
-    had_pods = cluster.provisioned is not None or bool(world.members) or world.driver_seen or _stepped(world)
-    if cluster.suspended and had_pods:  # KubeRay ends the pods, and forgets that they were ever ready
+    if cluster.suspended and (
+        cluster.provisioned is not None or world.begun
+    ):  # KubeRay ends the pods, and forgets that they were ever ready
         return Failure("Evicted", f"RayCluster {cluster.name} was suspended by someone else", exit_code, lost="head")
     if cluster.provisioned is None:
         return None
@@ -60,6 +61,8 @@ def _pods_lost(world: World, cluster: Cluster) -> Failure | None:
     heads = [pod for pod in pods if pod.head]
     if not any(pod.runs for pod in heads):
         return _lost_pod(world, heads, exit_code, head=True)
+    if not world.begun:  # a worker that is still missing was never there: a quota refuses it, say
+        return None
     workers = [pod for pod in pods if not pod.head]
     lost = [pod for pod in workers if not _lives(pod, cluster, world.members)]
     if len(workers) - len(lost) < cluster.wanted - 1:  # more than wanted are no loss: somebody has scaled the cluster up
@@ -92,13 +95,13 @@ def _lost_pod(world: World, lost: list[Pod], exit_code: int | None, *, head: boo
 
 
 def _lives(pod: Pod, cluster: Cluster, members: frozenset[str]) -> bool:
-    """Runs, and was there when the cluster was first complete (by its times, which have whole seconds, and by its name).
+    """Runs, and was there when the cluster was first complete: by its name, or by its times where this process came later.
 
     KubeRay replaces a lost worker within seconds; the replacement knows nothing of the run. A head is not replaced once the
     cluster has been complete (names.ANNOTATION_NO_HEAD_RESTART), so heads need no such test.
     """
     first = cluster.provisioned is not None and pod.created <= cluster.provisioned
-    return pod.runs and first and (not members or pod.name in members)
+    return pod.runs and (pod.name in members if members else first)
 
 
 def _driver_ended(world: World) -> Failure | None:
@@ -119,7 +122,7 @@ def _driver_ended(world: World) -> Failure | None:
             return _ended_too_early(world, message)
         case Driver(status="STOPPED"):
             return Failure("DriverFailed", "the driver was stopped through Ray by someone else")
-        case DriverUnknown() if world.driver_seen or _stepped(world):
+        case DriverUnknown() if world.driver_was_there:
             return Failure("DriverLost", f"Ray no longer knows the submission {world.job.submission_id}")
     return None
 
@@ -169,8 +172,3 @@ def _cluster_refused(world: World, cluster: Cluster) -> Failure | None:
     if not cluster.observed and world.warning.startswith(("InvalidRayClusterSpec", "InvalidRayClusterMetadata")):
         return Failure("ClusterRejected", f"RayCluster {cluster.name} is refused: {world.warning}", final=True)
     return None
-
-
-def _stepped(world: World) -> bool:
-    status = world.job.status
-    return bool(status.last_step_time and status.attempt_start_time and status.last_step_time >= status.attempt_start_time)

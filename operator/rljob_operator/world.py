@@ -287,6 +287,21 @@ class World:
         return self.cluster is None and self.job.status.attempt > 0 and (known or refused)
 
     @property
+    def begun(self) -> bool:
+        """Whether all pods of the attempt were once there, as far as is known: seen, or shown by the driver that came after.
+
+        KubeRay's word is not enough: it calls a cluster provisioned whose worker a quota refuses.
+        """
+        return bool(self.members) or isinstance(self.driver, Driver) or self.driver_was_there
+
+    @property
+    def driver_was_there(self) -> bool:
+        """Whether Ray has known the attempt's driver, or a step of it was reported."""
+        status = self.job.status
+        start, step = status.attempt_start_time, status.last_step_time
+        return self.driver_seen or bool(start and step and step >= start)
+
+    @property
     def remains(self) -> str:
         """What still exists of the job's attempts, by name: pods, then RayClusters; empty where nothing does."""
         return listed(*self.strays())

@@ -285,3 +285,43 @@ async def test_somebody_elses_cluster_of_the_last_attempts_name_holds_the_next_o
     await operator.step()
     assert kube.status()["attempt"] == 2
     assert "copy-1" in kube.clusters
+
+
+async def test_a_worker_that_a_quota_refuses_is_waited_for_and_was_never_lost(kube: FakeCluster, ray: FakeRay) -> None:
+    """KubeRay calls a cluster provisioned when all pods that it could make are ready."""
+    operator = Operator(kube, ray)
+    await operator.count()
+    await operator.step()
+    kube.kuberay_makes_pods()
+    worker = kube.pods["copy-1-workers-worker"]
+    later(kube, 10)
+    kube.pods_get_ready()
+    del kube.pods["copy-1-workers-worker"]
+    operator.restart()
+    kube.kube_events = [{"type": "Warning", "reason": "FailedToCreateWorkerPod", "message": "quota", "lastTimestamp": stamp(9)}]
+    for _ in range(3):
+        later(kube, 60)
+        await operator.step()
+    assert (kube.status()["attempt"], kube.status().get("lastFailure")) == (1, None)
+    assert "FailedToCreateWorkerPod: quota" in kube.condition("ClusterReady")["message"]
+    kube.pods["copy-1-workers-worker"] = kube._new(copy.deepcopy(worker))
+    for _ in range(3):
+        await operator.step()
+    assert ray.submitted == ["copy-1"]
+    operator.restart()
+    await operator.step()
+    assert kube.status().get("lastFailure") is None
+
+
+async def test_a_worker_that_a_quota_refuses_for_ever_ends_in_the_provisioning_deadline(
+    kube: FakeCluster, ray: FakeRay
+) -> None:
+    operator = Operator(kube, ray)
+    await operator.count()
+    await operator.step()
+    kube.kuberay_makes_pods()
+    kube.pods_get_ready()
+    del kube.pods["copy-1-workers-worker"]
+    later(kube, 700)
+    await operator.step()
+    assert kube.status()["lastFailure"]["reason"] == "ProvisioningDeadlineExceeded"
