@@ -148,11 +148,8 @@ async def untaken(play: Play, count: int) -> None:
 
 
 async def waiting(play: Play) -> None:
-    """A request waits for rollouts: the server's thread sleeps in the monitor."""
-    front = play.collector._house._front  # type: ignore[union-attr]
-    assert front is not None
-    loop = front._listeners._loop
-    while loop not in [where for where, _ in list(play.collector.monitor._waiters)]:  # noqa: ASYNC110 - a few milliseconds
+    """A request waits for rollouts: it stands in the monitor's line."""
+    while not play.collector.monitor._lines["rollouts"]:  # noqa: ASYNC110 - a few milliseconds
         await asyncio.sleep(0.005)
 
 
