@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -212,6 +213,15 @@ def test_a_second_sigterm_sets_a_limit_to_the_end() -> None:
     assert limits[2:] == ["SIGTERM: at once"]
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """As in a terminal, also where the tests were started in the background of a script, deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_saves_and_says_so_and_a_second_one_ends_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
