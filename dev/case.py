@@ -102,18 +102,16 @@ class Case:
         self.nothing_is_left()
 
     def close(self) -> None:
-        """End the record."""
+        """End the record. Its watch ends by itself in half a minute, and what it still sees is another job's."""
         self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(timeout=40)
 
     def _record(self) -> None:
         while not self._stop.is_set():
             try:
                 for job in events(self.kubectl.namespace, self.name, 30):
-                    self._take(job)
                     if self._stop.is_set():
                         return
+                    self._take(job)
             except UserError as error:  # the job is gone, or the API server does not answer: look again
                 with self._news:
                     self.problems.append(f"{self._seconds()} {error}")
