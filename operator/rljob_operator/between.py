@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rljob_api import names, reasons
 from rljob_api.spec import RLJobSpec
 
@@ -11,8 +13,11 @@ from .deadlines import active_overdue
 from .draft import Draft
 from .plan import Action, DeleteCluster, DeletePod, PersistAttempt
 from .terms import WAIT_SECONDS, Step, Terms
-from .times import format_time
+from .times import format_time, parse_time
 from .world import World, listed
+
+_COLLECTED_SECONDS = 10.0
+"""By then Kubernetes' garbage collector has ended the pods of a RayCluster that is gone."""
 
 
 def decide_between(world: World, draft: Draft, spec: RLJobSpec | None) -> Step | Failure:
@@ -40,12 +45,22 @@ def decide_between(world: World, draft: Draft, spec: RLJobSpec | None) -> Step |
 
 
 def _leftovers(world: World, but: str = "") -> tuple[Action, ...]:
-    """What ends the rest of earlier attempts. Pods of a RayCluster go with it; those that lost theirs would stay for ever."""
+    """What ends the rest of earlier attempts. Pods go with their RayCluster, which takes Kubernetes a moment; those that it
+    does not end (somebody has cut them loose, KubeRay made them too late) would stay for ever."""
     pods, clusters = world.strays(but)
     there = {"", *(one.name for one in world.clusters)}
-    gone = [one for one in pods if not one.deleting and (one.preflight or one.cluster not in there)]
+    late = _in_this_state(world) >= _COLLECTED_SECONDS
+    gone = [one for one in pods if not one.deleting and (one.preflight or (late and one.cluster not in there))]
     ends = [DeleteCluster(one.name, one.uid) for one in clusters if not one.deleting]
     return (*ends, *(DeletePod(one.name, one.uid) for one in gone))
+
+
+def _in_this_state(world: World) -> float:
+    """Seconds since the last attempt ended, or since this one was counted; endless where the status does not say."""
+    status = world.job.status
+    since = status.attempt_end_time or status.attempt_start_time
+    passed = (world.now - parse_time(since)).total_seconds() if since else math.inf
+    return passed if passed >= 0 else math.inf  # the clock was set back
 
 
 def earlier_attempt(world: World, draft: Draft) -> tuple[str, tuple[Action, ...]]:

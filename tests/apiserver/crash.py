@@ -94,9 +94,11 @@ class CrashProxy(Gate):
         """What of the path stays the same from life to life; None for what belongs to the process, not to a job."""
         path = request.path.replace(self._namespace, "NAMESPACE")
         path = re.sub(r"-[0-9a-f]{8}(?=/|$)", "-UID", path)
+        path = re.sub(r"(?<=/pods/)(\S+-(?:head|worker))-[a-z0-9]{5}$", r"\1-RANDOM", path)
         if not request.path.startswith("/ray/") and "NAMESPACE" not in path:
             return None
         selector = request.query.get("fieldSelector") or request.query.get("labelSelector") or ""
+        selector = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UID", selector)
         if request.query.get("limit"):  # the listings of the watches and of the resync
             return None
         return f"{path}?{selector}" if selector else path
