@@ -16,8 +16,8 @@ from .terms import WAIT_SECONDS, Step, Terms
 from .times import format_time, parse_time
 from .world import World, listed
 
-_COLLECTED_SECONDS = 10.0
-"""By then Kubernetes' garbage collector has ended the pods of a RayCluster that is gone."""
+_COLLECTED_SECONDS = 60.0
+"""By then Kubernetes' garbage collector has ended the pods of a RayCluster that is gone: it looks for new kinds every 30 s."""
 
 
 def decide_between(world: World, draft: Draft, spec: RLJobSpec | None) -> Step | Failure:

@@ -153,7 +153,7 @@ async def test_pods_that_were_orphaned_are_ended_before_the_next_attempt(
     assert kube.status()["lastFailure"]["reason"] == "HeadLost"
     await operator.step()
     assert len(kube.pods) == 2, "those of a RayCluster that was just deleted go by themselves"
-    later(kube, 11)
+    later(kube, 61)
     await operator.step()
     assert kube.pods == {}
     later(kube, 60)
