@@ -116,8 +116,10 @@ def until_uncommitted(life: Life, within: float) -> bool:
     def caught() -> bool:
         if holder is None or not psutil.pid_exists(holder):
             return False
-        before = len(life.trained())
         os.kill(holder, signal.SIGSTOP)
+        while psutil.Process(holder).status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+            time.sleep(0.001)
+        before = len(life.trained())  # what ended earlier may have been committed before it stood still
         time.sleep(FREEZE_SECONDS)
         if len(life.trained()) > before:
             return True
