@@ -94,7 +94,7 @@ bench-ledger: install ## Cost of the prompt ledger: time, memory, saved size
 	@$(PY) -m benchmarks.ledger
 
 .PHONY: proof proof-slow bench-checkpoint
-proof: install ## Kill the real trainer 24 times in 2,000 steps of SEED; audit it; writes docs/proof and the README's figures
+proof: install ## Kill the real trainer at least 24 times in 2,000 steps of SEED; audit it; writes docs/proof and the README's figures
 	@$(PY) -m dev.proof --seed $(SEED)
 proof-slow: install ## 200 SIGKILLs in short runs (build/proof-slow.json)
 	@$(PY) -m dev.proof --slow --seed $(SEED)

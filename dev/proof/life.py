@@ -87,13 +87,13 @@ class Life:
         """Steps that rank 0 says it took in this life."""
         return [line["step"] for line in read_lines(self.directory / TRAINED, self.trained_before)]
 
-    def collector(self) -> int | None:
-        """Process id of the collector, which commits the steps; None while there is none."""
+    def collector(self) -> psutil.Process | None:
+        """The collector, which commits the steps; None while there is none."""
         try:
             family = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return None
-        return next((child.pid for child in family if " ".join(_command(child)).startswith("ray::Collector")), None)
+        return next((child for child in family if " ".join(_command(child)).startswith("ray::Collector")), None)
 
     def kill(self) -> None:
         """SIGKILL to the driver's process group, the ranks, the collector and Ray's daemons, all at once."""

@@ -7,9 +7,7 @@ behind: only that goes into the table.
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import time
 from dataclasses import dataclass
 from enum import StrEnum
@@ -40,6 +38,8 @@ WANTED = (Hit.SAVE, Hit.COMMIT, Hit.RESUME)
 SAVE_SECONDS = 0.06
 #: The collector is held this long, so that the ranks can end the step that they are in.
 FREEZE_SECONDS = 0.25
+#: A process that waits for its disk stops only afterwards; one that takes longer is let go and held another time.
+STOP_SECONDS = 5.0
 _GIVE_UP_SECONDS = 120.0
 #: A resume takes about this share of a start; the rest is imports and Ray.
 RESUME_SHARE = 0.35
@@ -114,20 +114,32 @@ def until_uncommitted(life: Life, within: float) -> bool:
     holder = life.collector()
 
     def caught() -> bool:
-        if holder is None or not psutil.pid_exists(holder):
+        if holder is None:
             return False
-        os.kill(holder, signal.SIGSTOP)
-        while psutil.Process(holder).status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
-            time.sleep(0.001)
-        before = len(life.trained())  # what ended earlier may have been committed before it stood still
-        time.sleep(FREEZE_SECONDS)
-        if len(life.trained()) > before:
-            return True
-        os.kill(holder, signal.SIGCONT)
+        try:
+            if _stand_still(holder):
+                before = len(life.trained())  # what ended earlier may have been committed before it stood still
+                time.sleep(FREEZE_SECONDS)
+                if len(life.trained()) > before:
+                    return True
+            holder.resume()
+        except psutil.NoSuchProcess:  # the run ends; `wait_until` tells how
+            return False
         time.sleep(0.02 + 0.1 * within)
         return False
 
     return life.wait_until(caught, "a step ends while the collector is held", seconds=_GIVE_UP_SECONDS)
+
+
+def _stand_still(process: psutil.Process) -> bool:
+    """Stop a process; whether it did within `STOP_SECONDS`. Raises NoSuchProcess where it is gone."""
+    process.suspend()
+    deadline = time.monotonic() + STOP_SECONDS
+    while (status := process.status()) != psutil.STATUS_STOPPED:
+        if status == psutil.STATUS_ZOMBIE or time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def hit(life: Life) -> Hit:

@@ -114,7 +114,7 @@ def _describe_progress(world: World, draft: Draft, cluster: Cluster) -> None:
         # An operator that has just started has no report yet; what an earlier one saw holds until there is one.
         draft.set(reasons.STATE_RUNNING, step=step_reached(world), total=world.job.status.total_steps)
         return
-    if cluster.provisioned is None:
+    if cluster.provisioned is None or not (world.begun or all_pods_ready(world, cluster)):
         draft.set(reasons.STATE_PROVISIONING, detail=pods_detail(world, cluster))
     elif report is None or steps_of_attempt(report) <= 0:
         draft.set(reasons.STATE_STARTING)

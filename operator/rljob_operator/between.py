@@ -49,14 +49,14 @@ def _leftovers(world: World, but: str = "") -> tuple[Action, ...]:
     does not end (somebody has cut them loose, KubeRay made them too late) would stay for ever."""
     pods, clusters = world.strays(but)
     there = {"", *(one.name for one in world.clusters)}
-    late = _in_this_state(world) >= _COLLECTED_SECONDS
+    late = _seconds_between_attempts(world) >= _COLLECTED_SECONDS
     gone = [one for one in pods if not one.deleting and (one.preflight or (late and one.cluster not in there))]
     ends = [DeleteCluster(one.name, one.uid) for one in clusters if not one.deleting]
     return (*ends, *(DeletePod(one.name, one.uid) for one in gone))
 
 
-def _in_this_state(world: World) -> float:
-    """Seconds since the last attempt ended, or since this one was counted; endless where the status does not say."""
+def _seconds_between_attempts(world: World) -> float:
+    """Seconds since the last attempt ended, or since the one that is counted was; endless where the status does not say."""
     status = world.job.status
     since = status.attempt_end_time or status.attempt_start_time
     passed = (world.now - parse_time(since)).total_seconds() if since else math.inf

@@ -104,7 +104,7 @@ class Reconciler:
         plan = decide(world)
         again = await self._act(world, plan, notes)
         counted = any(isinstance(action, PersistAttempt) for action in plan.actions)
-        return await self._begin_attempt(world) if counted and again is None else _sooner(plan, again)
+        return await self._begin_attempt(world) if counted and again is None else _next_pass(plan, again)
 
     async def _act(self, world: World, plan: Plan, notes: Notes, *, newest: bool = False) -> float | None:
         again = await self._actor.act(world, plan, notes.outcome, newest=newest)
@@ -136,7 +136,7 @@ class Reconciler:
             watched_since=notes.watched_since,
         )
         plan = decide(world)
-        return _sooner(plan, await self._act(world, plan, notes, newest=True))
+        return _next_pass(plan, await self._act(world, plan, notes, newest=True))
 
     async def tell_defect(self, key: Key, error: Exception) -> None:
         """Write into the status that this job's pass ran into a defect. Raises what requests raise."""
@@ -354,7 +354,7 @@ class Reconciler:
             log.warning("%s/%s: a report of uid %s, attempt %s is passed over", *job.key, report.uid, report.attempt)
 
 
-def _sooner(plan: Plan, again: float | None) -> float | None:
+def _next_pass(plan: Plan, again: float | None) -> float | None:
     """When the next pass is due: as planned, unless acting found that the plan no longer holds."""
     return plan.requeue_after if again is None else again
 

@@ -50,7 +50,7 @@ _POD_DEFAULTS: dict[str, Any] = {
             "runAsGroup": 1000,
             "fsGroup": 1000,
             "fsGroupChangePolicy": "OnRootMismatch",
-        }
+        },
     }
 }
 _CONTAINER_DEFAULTS: dict[str, Any] = {"imagePullPolicy": "IfNotPresent"}

@@ -307,6 +307,8 @@ async def test_a_worker_that_a_quota_refuses_is_waited_for_and_was_never_lost(ku
         await operator.step()
     assert (kube.status()["attempt"], kube.status().get("lastFailure")) == (1, None)
     assert "FailedToCreateWorkerPod: quota" in kube.condition("ClusterReady")["message"]
+    assert kube.condition("Succeeded")["reason"] == "Provisioning"
+    assert "FailedToCreateWorkerPod: quota" in kube.condition("Succeeded")["message"]
     kube.pods["copy-1-workers-worker"] = kube._new(copy.deepcopy(worker))
     for _ in range(3):
         await operator.step()

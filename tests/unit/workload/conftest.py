@@ -15,6 +15,8 @@ from rljob_workload.runtime.logs import close_files
 if TYPE_CHECKING:
     from rljob_workload.runtime.collector import Collector
 
+    from .serving import Served
+
 
 @pytest.fixture(autouse=True)
 def own_logging() -> Iterator[None]:
@@ -34,3 +36,12 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Collector]]:
 
     yield partial(collector_in, tmp_path)
     close_files()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Served]:
+    """A front that is served, with the engine of `serving`."""
+    from .serving import served  # imports the server, which few tests need
+
+    with served(tmp_path) as running:
+        yield running

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import yaml
 
 from rljob_api.manifest import judge
@@ -24,6 +27,7 @@ from rljob_workload.server.openai import Limits
 ROOT = Path(__file__).parents[3]
 TOKEN = "correct-horse"
 SAID = (4, 5, 6)  # "123"
+ALLOWED = {"Authorization": f"Bearer {TOKEN}"}
 
 
 def agent_spec(**changes: Any) -> RLJobSpec:
@@ -107,3 +111,20 @@ def served(
         front.close()
         engine.close()
         thread.join(5)
+
+
+async def post(server: Served, body: Any, path: str = "/completions", headers: dict[str, str] = ALLOWED) -> tuple[int, Any]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with aiohttp.ClientSession() as session, session.post(server.url + path, data=data, headers=headers) as response:
+        return response.status, await response.json()
+
+
+def waiting(server: Served) -> int:
+    with server.engine.monitor.reading():
+        return len(server.engine.desk._tickets)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - another thread changes it
+            await asyncio.sleep(0.005)
