@@ -42,7 +42,7 @@ _MERGE_KEYS = {
 # Below the template: what an image or a cluster may need otherwise.
 _POD_DEFAULTS: dict[str, Any] = {
     "spec": {
-        # The first process of a container takes no SIGTERM that it has no handler for, and the shell in which KubeRay has workers
+        # A container's first process takes no SIGTERM that it has no handler for, and the shell in which KubeRay has workers
         # wait for their head has none: a worker that goes before that would hold its node for the whole grace period.
         "shareProcessNamespace": True,
         "securityContext": {

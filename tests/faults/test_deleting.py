@@ -33,7 +33,7 @@ def provisioning(case: Case) -> None:
 
 
 def worker_waiting_for_its_head(case: Case) -> None:
-    """The worker's first container is then a shell of KubeRay's; what it holds must not be held for a save that nobody makes."""
+    """Its first container is then a shell of KubeRay's; its place must not be held for a save that nobody makes."""
     case.apply(
         trainer__head={"resources": {"cpu": "512", "memory": "2Gi"}},
         deadlines={"saveSeconds": 600, "provisioningSeconds": 600},
