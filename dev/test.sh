@@ -6,9 +6,6 @@ began=$(date +%s)
 say() { printf '\n[%4d s] %s\n' "$(($(date +%s) - began))" "$*"; }
 pytest() { .venv/bin/python -m pytest -q "$@"; }
 
-say "unit tests"
-pytest tests/unit
-
 say "cluster"
 was_up=$(dev/cluster.sh status > /dev/null 2>&1 && echo yes || echo no)
 api_tests=
@@ -28,12 +25,14 @@ dev/cluster.sh up
 eval "$(dev/cluster.sh env)"
 # Two operators on one cluster would answer for the same jobs, and an older webhook by older rules; installed again below.
 if helm -n rljob-system status rljob > /dev/null 2>&1; then dev/deploy.sh down; fi
-# The API server's tests mostly wait (for watches, backoffs, time limits), the engine's tests mostly compute: side by side.
-say "trainer tests on the real engine, beside cluster and API server tests"
+# The API server's tests mostly wait (for watches, backoffs, time limits), the others mostly compute: side by side.
+say "unit tests, beside cluster and API server tests"
 mkdir -p build
 # An interrupt lets them take down the operators that they started; bash has background commands ignore it.
 (trap - INT; exec .venv/bin/python -m pytest -q tests/cluster tests/apiserver) > build/test-apiserver.log 2>&1 &
 api_tests=$!
+pytest tests/unit
+say "trainer tests on the real engine, beside cluster and API server tests"
 pytest tests/workload
 say "cluster and API server tests"
 wait "$api_tests" || { status=$?; api_tests=; cat build/test-apiserver.log; exit "$status"; }
