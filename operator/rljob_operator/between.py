@@ -16,6 +16,8 @@ from .terms import WAIT_SECONDS, Step, Terms
 from .times import format_time, parse_time
 from .world import World, listed
 
+_UNOWNED = ", which has no owner that would end it (kubectl delete raycluster does),"
+"""Deleted with `--cascade=orphan`, a job leaves its RayCluster running for ever."""
 _COLLECTED_SECONDS = 60.0
 """By then Kubernetes' garbage collector has ended the pods of a RayCluster that is gone: it looks for new kinds every 30 s."""
 
@@ -93,7 +95,9 @@ def _previous_attempt(world: World, draft: Draft, left: str, terms: Terms) -> fl
 
 def _missing(world: World, draft: Draft, spec: RLJobSpec) -> str:
     """What outside the job has to come or go first; sets ClusterReady."""
-    foreign = [f"RayCluster {one.name}" for one in world.clusters if one.owner_uid != world.job.uid]
+    foreign = [
+        f"RayCluster {one.name}{'' if one.owner_uid else _UNOWNED}" for one in world.clusters if one.owner_uid != world.job.uid
+    ]
     foreign += [f"pod {pod.name}" for pod in world.pods if pod.job_uid != world.job.uid]
     if foreign:
         draft.set(reasons.NAME_TAKEN, what=foreign[0])

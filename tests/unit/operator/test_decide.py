@@ -138,6 +138,15 @@ def test_what_a_deleted_namesake_left_is_waited_for(left: dict[str, Any]) -> Non
     assert conditions["ClusterReady"][1] == "NameTaken"
 
 
+@pytest.mark.parametrize(("owner", "told"), [("earlier", False), ("", True)])
+def test_a_cluster_that_nobody_will_end_is_told_of_with_what_ends_it(owner: str, told: bool) -> None:
+    """`kubectl delete rlj --cascade=orphan`: its RayCluster trains on, and a job of the same name would wait for ever."""
+    plan, conditions = outcome(fresh(clusters=(cluster(owner_uid=owner),)))
+    assert plan.actions == ()
+    assert ("kubectl delete raycluster" in conditions["ClusterReady"][2]) is told
+    assert ("kubectl delete raycluster" in conditions["Succeeded"][2]) is told
+
+
 def test_a_job_that_is_being_deleted_is_left_alone() -> None:
     deleting = job()
     object.__setattr__(deleting, "deleting", True)
