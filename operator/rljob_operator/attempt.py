@@ -8,7 +8,7 @@ from rljob_api.spec import Deadlines, RLJobSpec
 from .classify import Failure
 from .deadlines import active_left, pods_detail, provisioning_overdue
 from .draft import Draft
-from .failure import describe_end
+from .failure import describe_end, told_its_end
 from .plan import SubmitDriver
 from .render import driver_environment
 from .report import last_step, step_reached, steps_of_attempt, take_report
@@ -51,7 +51,10 @@ def observe(world: World, draft: Draft, cluster: Cluster, max_skipped: int) -> N
 
 
 def has_succeeded(world: World, cluster: Cluster) -> bool:
-    """Exit code 0 and a last report that says so; all steps done where the last report was missed."""
+    """Exit code 0 and a last report that says so; all steps done where the last report was missed, the report alone where Ray
+    can't be asked."""
+    if told_its_end(world):
+        return world.report is not None and world.report.failed is None
     if not isinstance(world.driver, Driver) or world.driver.status != "SUCCEEDED":
         return False
     report, status = world.report, world.job.status

@@ -12,7 +12,7 @@ from rljob_api.spec import Deadlines
 from .classify import DISRUPTIONS, Failure
 from .deadlines import overdue
 from .report import step_reached
-from .world import Cluster, Driver, DriverUnknown, Pod, World, is_restartable
+from .world import Cluster, Driver, DriverUnknown, Pod, Unreachable, World, is_restartable
 
 _LOG_LINES = 12
 _LOG_CHARACTERS = 2000
@@ -35,6 +35,16 @@ def find_failure(world: World, cluster: Cluster, deadlines: Deadlines) -> Failur
     if lost := _pods_lost(world, cluster):
         return lost if lost.evident or not _evidence_may_come(world) else None
     return _driver_ended(world) or _cluster_refused(world, cluster) or overdue(world, cluster, deadlines)
+
+
+def told_its_end(world: World) -> bool:
+    """Whether the driver's last report is one of its end, and Ray has not said since how the process ended.
+
+    Ray's dashboard may be gone, or refuse the token of an operator with another key; the report needs neither.
+    """
+    told = world.report is not None and (world.report.finished or world.report.failed) is not None
+    silent = world.ended_since is not None and not _within(world, world.ended_since, _LAST_REPORT_SECONDS)
+    return isinstance(world.driver, Unreachable) and told and silent
 
 
 def _evidence_may_come(world: World) -> bool:
@@ -122,6 +132,11 @@ def _driver_ended(world: World) -> Failure | None:
             return _ended_too_early(world, message)
         case Driver(status="STOPPED"):
             return Failure("DriverFailed", "the driver was stopped through Ray by someone else")
+        case Unreachable() if told_its_end(world) and world.report and world.report.failed:
+            code, told = world.report.failed.exit_code, world.report.failed.message
+            detail = f"the driver's last report says that it ended{describe_end(code)}" + (f": {told}" if told else "")
+            reason = "ActiveDeadlineExceeded" if code == ExitCode.DEADLINE else "DriverFailed"
+            return Failure(reason, detail, code, final=code == ExitCode.DEADLINE)
         case DriverUnknown() if world.driver_was_there:
             return Failure("DriverLost", f"Ray no longer knows the submission {world.job.submission_id}")
     return None

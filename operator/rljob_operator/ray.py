@@ -21,6 +21,7 @@ _TIMEOUT_SECONDS = 5.0
 _CONNECT_SECONDS = 2.0
 """Shorter: where a node is lost nothing answers at all, and the jobs on it must not hold up the others'."""
 _TOKEN_REFUSED = (401, 403)
+_ANOTHER_KEY = "was the operator's key changed? A new attempt gets a new token: spec.suspend true, then false, begins one"
 
 
 class DirectTransport:
@@ -80,9 +81,7 @@ class Ray:
             unknown = f"Job {submission} does not exist" in answer.body and not _is_status(answer.body)
             return DriverUnknown() if unknown else Unreachable(f"404: {answer.body[:200]}")
         if answer.status in _TOKEN_REFUSED:
-            return Unreachable(
-                f"{answer.status}: Ray refuses the attempt's token; was the operator's key changed? {answer.body[:200]}"
-            )
+            return Unreachable(f"{answer.status}: Ray refuses the attempt's token ({answer.body[:200]}); {_ANOTHER_KEY}")
         if answer.status != 200:
             return Unreachable(f"{answer.status}: {answer.body[:200]}")
         return read_driver(answer.body)

@@ -329,7 +329,9 @@ class Reconciler:
             return world
         if isinstance(driver, Unreachable):  # Ray's dashboard may be gone while the driver trains on and says so
             await self._observe_report(world, None, notes)
-            return replace(world, report=notes.report, heard=notes.heard)
+            if notes.ended_since is None and _is_final(notes.report):
+                notes.ended_since = world.now
+            return replace(world, report=notes.report, heard=notes.heard, ended_since=notes.ended_since)
         notes.driver_seen = True
         if driver.ended and notes.ended_since is None:
             notes.ended_since = world.now
@@ -364,7 +366,7 @@ def _is_recent(world: World, moment: datetime.datetime | None, seconds: float) -
     return moment is not None and 0 <= (world.now - moment).total_seconds() < seconds
 
 
-def _is_final(report: ProgressReport | Unreachable) -> bool:
+def _is_final(report: ProgressReport | Unreachable | None) -> bool:
     return isinstance(report, ProgressReport) and bool(report.finished or report.failed)
 
 

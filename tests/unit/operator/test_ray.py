@@ -101,6 +101,15 @@ async def test_what_is_no_answer_of_ray_never_looks_like_an_unknown_driver(statu
     assert isinstance(await Ray(Canned(status, body), ACCESS).driver(JOB), Unreachable)
 
 
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_token_is_told_of_with_what_brings_a_new_one(status: int) -> None:
+    """Without onStall: Restart nothing else would, and what the driver writes as its end can't be read."""
+    answer = await Ray(Canned(status, "Invalid authentication token"), ACCESS).driver(JOB)
+    assert isinstance(answer, Unreachable)
+    for words in ("Invalid authentication token", "operator's key", "spec.suspend"):
+        assert words in answer.detail
+
+
 async def test_no_connection_is_unreachable() -> None:
     ray = Ray(refused, ACCESS)
     assert await ray.driver(JOB) == Unreachable("connection refused")

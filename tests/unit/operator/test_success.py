@@ -8,7 +8,7 @@ import pytest
 
 from rljob_api.progress import Failed, Finished
 from rljob_operator.decide import decide
-from rljob_operator.world import Driver
+from rljob_operator.world import Driver, Unreachable
 
 from .builders import FINISHED, apply, at, job, outcome, pod, report, running, spec, stamp, training
 from .fakes import FakeCluster, FakeRay, later
@@ -53,6 +53,42 @@ def test_an_end_before_the_last_step_without_a_report_of_it_is_a_failure(
     assert f"ended with exit code 0 at {at_step} and left no report that it finished" in conditions["Succeeded"][2]
     _, conditions = outcome(training(job=job(status), driver=ENDED, report=told))
     assert conditions["Succeeded"][1] == "Restarting"
+
+
+REFUSED = Unreachable("403: Ray refuses the attempt's token")
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds", "ends"),
+    [
+        ({"finished": FINISHED}, 31, ("True", "TargetReached")),
+        ({"finished": FINISHED}, 29, ("Unknown", "Running")),
+        ({"failed": Failed(exit_code=78, message="loss is nan")}, 31, ("False", "DriverFailed")),
+        ({"failed": Failed(exit_code=73, message="a rank is lost")}, 31, ("Unknown", "Restarting")),
+        ({"failed": Failed(exit_code=78, message="loss is nan")}, 29, ("Unknown", "Running")),
+        ({}, 31, ("Unknown", "Running")),
+    ],
+)
+def test_a_driver_that_reported_its_end_is_believed_where_ray_cannot_be_asked(
+    told: dict[str, Any], seconds: float, ends: tuple[str, str]
+) -> None:
+    """The dashboard is gone, or the operator has another key: the stall deadline would call a finished run failed."""
+    _, conditions = outcome(training(60, driver=REFUSED, report=report(500, **told), ended_since=at(60 - seconds)))
+    assert conditions["Succeeded"][:2] == ends
+
+
+async def test_a_run_that_ends_while_ray_cannot_be_asked_has_succeeded() -> None:
+    kube = FakeCluster(spec(failurePolicy={"maxRestarts": 0}))
+    ray = FakeRay(kube)
+    operator = Operator(kube, ray)
+    await operator.until_training()
+    ray.dashboard = False
+    ray.reports["copy-1"] = report(350, finished=FINISHED)
+    for _ in range(3):
+        await operator.step()
+        later(kube, 16)
+        ray.reports.pop("copy-1", None)  # it was read, so the driver ends
+    assert (state(kube), kube.status()["step"]) == ("TargetReached", 350)
 
 
 @pytest.mark.parametrize("seconds", [30, -1])
