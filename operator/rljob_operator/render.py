@@ -42,12 +42,15 @@ _MERGE_KEYS = {
 # Below the template: what an image or a cluster may need otherwise.
 _POD_DEFAULTS: dict[str, Any] = {
     "spec": {
+        # A container's first process takes no SIGTERM that it has no handler for, and the shell in which KubeRay has workers
+        # wait for their head has none: a worker that goes before that would hold its node for the whole grace period.
+        "shareProcessNamespace": True,
         "securityContext": {
             "runAsUser": 1000,
             "runAsGroup": 1000,
             "fsGroup": 1000,
             "fsGroupChangePolicy": "OnRootMismatch",
-        }
+        },
     }
 }
 _CONTAINER_DEFAULTS: dict[str, Any] = {"imagePullPolicy": "IfNotPresent"}
@@ -240,6 +243,8 @@ def pod_base(template: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, 
     path = "spec.trainer.template"
     inner = dict(_checked(template.get("spec", {}), f"{path}.spec", Mapping))
     inner.pop("containers", None)
+    if inner.get("hostPID"):  # no pod may have both
+        inner.setdefault("shareProcessNamespace", False)
     return lay_under(lay_under(_POD_DEFAULTS, {**template, "spec": inner}, path), ours, path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,22 @@ def looking_at_the_volume(case: Case) -> None:
 def provisioning(case: Case) -> None:
     case.apply(trainer__resources={"cpu": "512", "memory": "3Gi"})
     case.shows(ConditionType.CLUSTER_READY, "PodsPending")
+
+
+def worker_waiting_for_its_head(case: Case) -> None:
+    """Its first container is then a shell of KubeRay's; its place must not be held for a save that nobody makes."""
+    case.apply(
+        trainer__head={"resources": {"cpu": "512", "memory": "2Gi"}},
+        deadlines={"saveSeconds": 600, "provisioningSeconds": 600},
+    )
+    deadline = time.monotonic() + 60
+    while not any(waits(pod) for pod in case.pods("worker")):
+        assert time.monotonic() < deadline, f"no worker waits for its head\n{case.story()}"
+        time.sleep(0.5)
+
+
+def waits(pod: dict[str, Any]) -> bool:
+    return any("running" in one["state"] for one in pod["status"].get("initContainerStatuses", []))
 
 
 def starting(case: Case) -> None:
@@ -60,7 +77,12 @@ def finished_and_kept(case: Case) -> None:
     case.ends()
 
 
-QUICK: tuple[Callable[[Case], None], ...] = (waiting_for_its_claim, looking_at_the_volume, provisioning)
+QUICK: tuple[Callable[[Case], None], ...] = (
+    waiting_for_its_claim,
+    looking_at_the_volume,
+    provisioning,
+    worker_waiting_for_its_head,
+)
 LONG: tuple[Callable[[Case], None], ...] = (starting, training, between_attempts, suspended, finished_and_kept)
 PHASES: list[Any] = [*QUICK, *(pytest.param(one, marks=pytest.mark.slow) for one in LONG)]
 

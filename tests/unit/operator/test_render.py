@@ -100,6 +100,20 @@ def test_the_template_wins_where_an_image_may_need_it() -> None:
     assert head["containers"][0]["readinessProbe"] == {"exec": {"command": ["true"]}}
 
 
+@pytest.mark.parametrize(
+    ("theirs", "shared"), [({}, True), ({"shareProcessNamespace": False}, False), ({"hostPID": True}, False)]
+)
+def test_containers_can_be_ended_by_sigterm_unless_the_template_forbids_it(theirs: dict[str, Any], shared: bool) -> None:
+    """A container's first process takes no SIGTERM without a handler; with hostPID beside it a pod would be refused."""
+    value = spec(trainer__template={"spec": theirs})
+    parsed = RLJobSpec.model_validate(value)
+    worker = ray_cluster(job(spec=value), parsed, 1)["spec"]["workerGroupSpecs"][0]["template"]["spec"]
+    assert worker["shareProcessNamespace"] is shared
+    looker = preflight_pod(job(spec=value), parsed, "x")["spec"]
+    assert looker["shareProcessNamespace"] is True
+    assert "hostPID" not in looker
+
+
 def test_only_workers_ask_for_gpus_and_every_pod_has_a_memory_limit() -> None:
     manifest = rendered("gpu-nodes-template")["spec"]
     head = manifest["headGroupSpec"]["template"]["spec"]["containers"][0]["resources"]
