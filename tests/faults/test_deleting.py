@@ -36,7 +36,7 @@ def worker_waiting_for_its_head(case: Case) -> None:
     """Its first container is then a shell of KubeRay's; its place must not be held for a save that nobody makes."""
     case.apply(
         trainer__head={"resources": {"cpu": "512", "memory": "2Gi"}},
-        deadlines={"saveSeconds": 600, "provisioningSeconds": 600},
+        deadlines={"saveSeconds": 600, "stallSeconds": 900},
     )
     deadline = time.monotonic() + 60
     while not any(waits(pod) for pod in case.pods("worker")):
