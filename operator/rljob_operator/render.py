@@ -241,9 +241,9 @@ def _pod(belongs: _Belongs, spec: RLJobSpec, resources: Resources | HeadResource
 def pod_base(template: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults, the template and our part of a pod, in this order, without containers. Raises TemplateError."""
     path = "spec.trainer.template"
-    inner = dict(_checked(template.get("spec", {}), f"{path}.spec", Mapping))
+    inner = dict(_inner(template))
     inner.pop("containers", None)
-    if inner.get("hostPID"):  # no pod may have both
+    if inner.get("hostPID") or _has_sidecars(template):  # no pod may have both; sidecars are to see nothing of the trainer
         inner.setdefault("shareProcessNamespace", False)
     return lay_under(lay_under(_POD_DEFAULTS, {**template, "spec": inner}, path), ours, path)
 
@@ -253,13 +253,29 @@ def trainer_container(template: Mapping[str, Any]) -> dict[str, Any]:
     return next((dict(one) for one in _containers(template) if one.get("name") == names.CONTAINER), {})
 
 
+def _has_sidecars(template: Mapping[str, Any]) -> bool:
+    """Whether other containers run beside the trainer's: named ones, or init containers that stay."""
+    path = "spec.trainer.template.spec.initContainers"
+    inits = [
+        _checked(one, f"{path}[{index}]", Mapping)
+        for index, one in enumerate(_checked(_inner(template).get("initContainers", []), path, list))
+    ]
+    return any(one.get("restartPolicy") == "Always" for one in inits) or any(
+        one.get("name") != names.CONTAINER for one in _containers(template)
+    )
+
+
+def _inner(template: Mapping[str, Any]) -> Mapping[str, Any]:
+    inner: Mapping[str, Any] = _checked(template.get("spec", {}), "spec.trainer.template.spec", Mapping)
+    return inner
+
+
 def _containers(template: Mapping[str, Any]) -> list[Any]:
-    path = "spec.trainer.template.spec"
-    inner = _checked(template.get("spec", {}), path, Mapping)
-    found = _checked(inner.get("containers", []), f"{path}.containers", list)
+    path = "spec.trainer.template.spec.containers"
+    found = _checked(_inner(template).get("containers", []), path, list)
     for index, one in enumerate(found):
-        _checked(one, f"{path}.containers[{index}]", Mapping)
-        _checked(one.get("name", ""), f"{path}.containers[{index}].name", str)
+        _checked(one, f"{path}[{index}]", Mapping)
+        _checked(one.get("name", ""), f"{path}[{index}].name", str)
     return list(found)
 
 

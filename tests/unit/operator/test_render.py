@@ -101,10 +101,21 @@ def test_the_template_wins_where_an_image_may_need_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "shared"), [({}, True), ({"shareProcessNamespace": False}, False), ({"hostPID": True}, False)]
+    ("theirs", "shared"),
+    [
+        ({}, True),
+        ({"initContainers": [{"name": "fetch", "image": "x"}]}, True),
+        ({"containers": [{"name": "trainer", "imagePullPolicy": "Always"}]}, True),
+        ({"shareProcessNamespace": False}, False),
+        ({"hostPID": True}, False),
+        ({"containers": [{"name": "logs", "image": "x"}]}, False),
+        ({"containers": [{"name": "logs", "image": "x"}], "shareProcessNamespace": True}, True),
+        ({"initContainers": [{"name": "logs", "image": "x", "restartPolicy": "Always"}]}, False),
+    ],
 )
-def test_containers_can_be_ended_by_sigterm_unless_the_template_forbids_it(theirs: dict[str, Any], shared: bool) -> None:
-    """A container's first process takes no SIGTERM without a handler; with hostPID beside it a pod would be refused."""
+def test_pods_share_process_numbers_where_nobody_else_is_in_them(theirs: dict[str, Any], shared: bool) -> None:
+    """A container's first process takes no SIGTERM without a handler. Sidecars are to see nothing of the trainer unless the
+    template says so; with hostPID beside it a pod would be refused."""
     value = spec(trainer__template={"spec": theirs})
     parsed = RLJobSpec.model_validate(value)
     worker = ray_cluster(job(spec=value), parsed, 1)["spec"]["workerGroupSpecs"][0]["template"]["spec"]
