@@ -13,7 +13,7 @@ from rljob_api.status import RLJobStatus
 from .classify import Failure
 from .report import last_step
 from .times import parse_time
-from .world import Cluster, World
+from .world import Cluster, Unreachable, World
 
 _SILENT_SECONDS = 30.0
 """After so long without a report its age is told: what it says of the driver may be over."""
@@ -49,7 +49,15 @@ def _waited(world: World, since: datetime.datetime) -> float:
 
 
 def stall_words(world: World) -> str:
-    """Where the driver stands, and what it waits for, as its last report told; how old that is, where it reports no more."""
+    """Where the driver stands, and what it waits for, as its last report told; how old that is, where it reports no more.
+
+    And why Ray can't be asked, where it can't: after the attempt nothing else tells.
+    """
+    silent = f"; Ray does not answer as it should: {world.driver.detail}" if isinstance(world.driver, Unreachable) else ""
+    return f"{_last_report(world)}{silent}"
+
+
+def _last_report(world: World) -> str:
     report, heard = world.report, world.heard
     if report is None:
         return "the driver never reported"

@@ -10,7 +10,7 @@ from rljob_api.exitcodes import ExitCode
 from rljob_api.progress import Failed, Handover, OldestPrompt
 from rljob_operator.decide import decide
 from rljob_operator.plan import DeleteCluster, PersistAttempt, SubmitDriver
-from rljob_operator.world import Driver
+from rljob_operator.world import Driver, Unreachable
 
 from .builders import (
     UNKNOWN,
@@ -144,3 +144,18 @@ def test_a_hand_over_names_ranks_where_they_are_known(absent: list[int], words: 
 def test_a_report_without_details_stalls_all_the_same(driver: Driver) -> None:
     before = stalled("Restart", driver=driver, report=report(5))
     assert "last known phase Training" in outcome(before)[1]["Progressing"][2]
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [(running(), "FirstStepDeadlineExceeded"), (running(step=3, lastStepTime=stamp(50)), "StallDeadlineExceeded")],
+)
+def test_what_ends_an_attempt_that_ray_says_nothing_of_tells_why_ray_could_not_be_asked(
+    status: dict[str, Any], reason: str
+) -> None:
+    """The condition that told it is about the next attempt by then."""
+    before = training(1000, job=job(status), driver=Unreachable("403: Ray refuses the attempt's token"), report=None)
+    failure = apply(decide(before), before).last_failure
+    assert failure is not None
+    assert failure.reason == reason
+    assert failure.message.endswith("Ray does not answer as it should: 403: Ray refuses the attempt's token")
