@@ -96,13 +96,19 @@ class Life:
         return next((child for child in family if " ".join(_command(child)).startswith("ray::Collector")), None)
 
     def kill(self) -> None:
-        """SIGKILL to the driver's process group, the ranks, the collector and Ray's daemons, all at once."""
+        """SIGKILL to the driver's process group, the ranks, the collector and Ray's daemons, all at once.
+
+        Held processes go first: the kernel has a stopped process go on when the death of its parent orphans its process group,
+        with a SIGHUP that ends it only where nobody (nohup) has it ignored.
+        """
         try:
             family = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             family = []
         # The guardian lives on: sweeping up behind a killed driver is what it is for.
         doomed = [child for child in family if "guardian.py" not in " ".join(_command(child))]
+        for child in filter(_is_held, doomed):
+            _kill(child)
         os.killpg(self.process.pid, signal.SIGKILL)
         for child in doomed:
             _kill(child)
@@ -122,6 +128,13 @@ def _command(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+def _is_held(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _kill(process: psutil.Process) -> None:
