@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,8 @@ class Life:
         doomed = [child for child in family if "guardian.py" not in " ".join(_command(child))]
         for child in filter(_is_held, doomed):
             _kill(child)
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it had ended by itself
+            os.killpg(self.process.pid, signal.SIGKILL)
         for child in doomed:
             _kill(child)
         self.process.wait()

@@ -125,10 +125,10 @@ def until_uncommitted(life: Life, within: float) -> bool:
             holder.resume()
         except psutil.NoSuchProcess:  # the run ends; `wait_until` tells how
             return False
-        time.sleep(0.02 + 0.1 * within)
+        time.sleep(0.01 * within)  # a small part of a step: what ends within it has been committed
         return False
 
-    return life.wait_until(caught, "a step ends while the collector is held", seconds=_GIVE_UP_SECONDS)
+    return life.wait_until(caught, "a step ends while the collector is held", seconds=_GIVE_UP_SECONDS, every=0.001)
 
 
 def _stand_still(process: psutil.Process) -> bool:
